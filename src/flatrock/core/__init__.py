@@ -1,0 +1,1 @@
+"""Level 0: threats, random numbers, borrowing, registries, records and errors; imports nothing of flatrock."""

@@ -1,0 +1,33 @@
+"""Errors a user can act on: each message names the value, the rule and the cure."""
+
+
+class FlatrockError(Exception):
+    """Base of every error raised on purpose; the command line prints it without a traceback."""
+
+
+class ConfigError(FlatrockError):
+    """A recipe, name or option is wrong. Lists every fault found, not only the first."""
+
+    def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
+        self.faults = faults
+        super().__init__("\n".join([message, *(f"  - {fault}" for fault in faults)]))
+
+
+class ThreatError(FlatrockError):
+    """A threat or the inputs given with it break the contract (range, radius, finiteness)."""
+
+
+class ModelError(FlatrockError):
+    """A model does not do what every model here must: map [0, 1] inputs to one row of logits each."""
+
+
+class DataError(FlatrockError):
+    """A data file is missing, truncated, corrupt or not what its name says."""
+
+
+class StateError(FlatrockError):
+    """A run folder, checkpoint or record on disk cannot be used as asked."""
+
+
+class TrainingError(FlatrockError):
+    """Training cannot go on: a loss became non-finite or the run collapsed."""

@@ -1,0 +1,63 @@
+"""Writing so that a crash or a full disk never leaves half a file behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import StateError
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write beside the target, force it to disk, then rename: readers see the old file or the whole new one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StateError(
+            f"could not write {path} ({len(content) / 1e6:.1f} MB): {error.strerror or error}; "
+            "free space or choose another folder, then continue with --resume. The previous file is intact"
+        ) from error
+
+
+def json_text(value: Any) -> str:
+    """Canonical JSON: sorted keys, no NaN or infinity (they are not JSON)."""
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def sha256(content: bytes | str) -> str:
+    """Hex digest of bytes or text."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def sealed_line(value: Mapping[str, Any]) -> str:
+    """One JSON line with a checksum of the rest of it, so that a damaged line is noticed."""
+    text = json_text(dict(value))
+    return json_text({**value, "crc": zlib.crc32(text.encode())})
+
+
+def unsealed(line: str, where: str) -> dict[str, Any]:
+    """The value of a sealed line; StateError if it was damaged."""
+    try:
+        value = json.loads(line)
+        crc = value.pop("crc")
+        intact = zlib.crc32(json_text(value).encode()) == crc
+    except (ValueError, KeyError, AttributeError, TypeError):
+        intact = False
+    if not intact:
+        raise StateError(
+            f"{where} is damaged (its checksum does not match); "
+            "`flatrock train ... --resume` rebuilds it from the last checkpoint"
+        )
+    return dict(value)

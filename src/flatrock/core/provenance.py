@@ -1,0 +1,54 @@
+"""The birth certificate of a number: what code, on what machine, from what recipe and seed."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VERSION = "0.1.0"
+
+
+def commit() -> str:
+    """The git commit of this source tree ('+' marks uncommitted changes), or 'not a checkout' for an installed copy."""
+    here = Path(__file__).parent
+    try:
+        top = _git(here, "rev-parse", "--show-toplevel")
+        tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+        if not top or not tracked:
+            return "not a checkout"
+        dirty = "+" if _git(here, "status", "--porcelain", "--untracked-files=no") else ""
+        return _git(here, "rev-parse", "HEAD")[:12] + dirty
+    except (OSError, subprocess.SubprocessError):
+        return "not a checkout"
+
+
+def _git(where: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
+
+
+def device_name(device: torch.device | str) -> str:
+    """The device in words."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def birth_certificate(*, device: torch.device | str, seed: int, **more: Any) -> dict[str, Any]:
+    """Everything needed to ask the same question again."""
+    return {
+        "flatrock": VERSION,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device_name(device),
+        "seed": seed,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        **more,
+    }

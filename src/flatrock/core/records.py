@@ -1,0 +1,139 @@
+"""What a run leaves behind: plain frozen values that go to JSON and come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import json_text
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that makes a number less trustworthy; the code is a section of docs/diagnostics.md."""
+
+    code: str
+    message: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}; {self.cure}"
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch of training. Accuracies are fractions; None where the epoch was not probed."""
+
+    epoch: int
+    step: int
+    lr: float
+    terms: Mapping[str, float]
+    running_accuracy: float
+    clean: float | None
+    robust: float | None
+    train_robust: float | None
+    selected_on: str
+    best_epoch: int | None
+    seconds: float
+    images_per_second: float
+
+    @property
+    def gap(self) -> float | None:
+        """Robust generalization gap: robust accuracy on training data minus on the selection data."""
+        return None if self.train_robust is None or self.robust is None else self.train_robust - self.robust
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, the gap included for readers."""
+        return {**asdict(self), "gap": self.gap}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
+        """Inverse of to_dict."""
+        return cls(**{k: v for k, v in values.items() if k != "gap"})
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """An evaluation. `flags[name][i]` says whether sample i is still classified right under `name`.
+
+    Every accuracy is computed from the flags, as a fraction of ALL samples.
+    """
+
+    threat: Mapping[str, Any]
+    flags: Mapping[str, Tensor]
+    findings: tuple[Finding, ...] = ()
+    costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return int(self.flags["clean"].numel())
+
+    @property
+    def clean(self) -> float:
+        """Accuracy on unperturbed inputs."""
+        return self._share(self.flags["clean"])
+
+    @property
+    def worst(self) -> Tensor:
+        """Per sample: right on the clean input and under every attack named."""
+        return torch.stack(list(self.flags.values())).all(0)
+
+    @property
+    def robust(self) -> float:
+        """Accuracy of the per-sample worst case over all attacks named."""
+        return self._share(self.worst)
+
+    @property
+    def per_attack(self) -> dict[str, float]:
+        """Robust accuracy under each attack on its own."""
+        return {name: self._share(flag) for name, flag in self.flags.items() if name != "clean"}
+
+    def _share(self, flag: Tensor) -> float:
+        return float(flag.double().mean()) if flag.numel() else float("nan")
+
+    def to_json(self) -> str:
+        """JSON text; `from_json` checks the accuracies against the flags again."""
+        return json_text(
+            {
+                "schema": "flatrock.result/1",
+                "n": self.n,
+                "threat": dict(self.threat),
+                "clean": self.clean,
+                "robust": self.robust,
+                "per_attack": self.per_attack,
+                "flags": {name: flag.int().tolist() for name, flag in self.flags.items()},
+                "findings": [asdict(f) for f in self.findings],
+                "costs": {k: dict(v) for k, v in self.costs.items()},
+                "marks": list(self.marks),
+                "provenance": dict(self.provenance),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "result") -> Result:
+        """Read a result back; StateError if it is damaged or its numbers do not follow from its flags."""
+        try:
+            d = json.loads(text)
+            result = cls(
+                threat=d["threat"],
+                flags={k: torch.tensor(v, dtype=torch.bool) for k, v in d["flags"].items()},
+                findings=tuple(Finding(**f) for f in d["findings"]),
+                costs=d["costs"],
+                marks=tuple(d["marks"]),
+                provenance=d["provenance"],
+            )
+            stated = (d["n"], d["clean"], d["robust"], d["per_attack"])
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise StateError(f"{where} is not a flatrock result ({error}); evaluate again") from error
+        if stated != (result.n, result.clean, result.robust, result.per_attack):
+            raise StateError(f"{where}: its accuracies do not follow from its flags; evaluate again")
+        return result

@@ -1,0 +1,81 @@
+"""Named things with a one-line description; a miss lists the choices and suggests the nearest."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from flatrock.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """The text for an unknown name: value, choices, nearest choice."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {kind} {name!r}; known: {', '.join(choices)}{hint}"
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """One row of a registry."""
+
+    name: str
+    make: Callable[..., T]
+    summary: str
+    cite: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self) -> tuple[str, ...]:
+        """Names of the options `make` takes, without those this row fixes."""
+        return tuple(n for n in inspect.signature(self.make).parameters if n not in self.fixed)
+
+
+class Registry(Generic[T]):
+    """A catalogue of one kind of thing."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[T]] = {}
+
+    def add(self, name: str, make: Callable[..., T], summary: str, *, cite: str = "", **fixed: Any) -> None:
+        """Add a row; a second row of the same name is a programming error."""
+        if name in self._entries:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        self._entries[name] = Entry(name, make, summary, cite, fixed)
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(self._entries.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def names(self) -> list[str]:
+        """All names, in the order they were added."""
+        return list(self._entries)
+
+    def entry(self, name: str) -> Entry[T]:
+        """The row called `name`, or an error that lists the choices."""
+        if name not in self._entries:
+            raise ConfigError(unknown(self.kind, name, self._entries))
+        return self._entries[name]
+
+    def faults(self, name: str, options: Iterable[str]) -> list[str]:
+        """What is wrong with this name and these option names, all at once."""
+        if name not in self._entries:
+            return [unknown(self.kind, name, self._entries)]
+        known = self._entries[name].options()
+        return [unknown(f"option of {self.kind} {name!r}:", o, known) for o in options if o not in known]
+
+    def make(self, name: str, /, **options: Any) -> T:
+        """Build the thing called `name`; unknown names and options raise ConfigError."""
+        faults = self.faults(name, options)
+        if faults:
+            raise ConfigError(faults[0], tuple(faults[1:]))
+        entry = self._entries[name]
+        return entry.make(**entry.fixed, **options)
