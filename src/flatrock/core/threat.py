@@ -127,7 +127,8 @@ class L2:
 
 
 def _length(v: Tensor) -> Tensor:
-    return v.flatten(1).norm(dim=1)
+    length: Tensor = torch.linalg.vector_norm(v.flatten(1), dim=1)
+    return length
 
 
 def _unit(v: Tensor) -> Tensor:
