@@ -44,8 +44,10 @@ class Parts:
 class Attack(Protocol):
     """A configured attack: a model, inputs and labels in, inputs inside the threat out."""
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen) -> Tensor:
-        """Perturbed copy of x; the model is given back as it was."""
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
+    ) -> Tensor:
+        """Perturbed copy of x. The caller chose the model's mode; early_stop lets broken samples leave the batch."""
 
 
 class Objective(Protocol):
@@ -58,6 +60,10 @@ class Objective(Protocol):
     @property
     def inner_loss(self) -> str:
         """Name of the loss the inner attack climbs, or 'none' for training without attack."""
+
+    @property
+    def hard_labels(self) -> bool:
+        """Whether the loss needs class indices (and so refuses mixed labels)."""
 
     def loss(self, views: Views, y: Tensor) -> Parts:
         """The training loss of one batch; y holds class indices, or rows of class probabilities."""

@@ -1,0 +1,1 @@
+"""Level 1: attacks. A model and inputs in, perturbed inputs inside the threat out."""

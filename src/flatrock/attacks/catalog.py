@@ -1,0 +1,69 @@
+"""The attacks by name, and the one-call form `attack("pgd", model, x, y, threat, steps=20)`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatrock.attacks.craft import check_inputs, craft, first_logits_checked
+from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
+from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import scalar
+from flatrock.core.registry import Registry
+from flatrock.core.rng import Seed
+from flatrock.core.threat import Threat
+from flatrock.core.types import Attack
+
+ATTACKS: Registry[Attack] = Registry("attack")
+ATTACKS.add("fgsm", FastGradientSign, "one step of size eps up the cross-entropy", cite="Goodfellow 2015")
+ATTACKS.add("pgd", GradientAttack, "projected gradient ascent on cross-entropy (or loss: cw, dlr)", cite="Madry 2018")
+ATTACKS.add("cw", GradientAttack, "PGD on the Carlini-Wagner margin with kappa 50", cite="Carlini 2017", loss="cw")
+ATTACKS.add("kl-pgd", GradientAttack, "PGD on KL from the clean output (TRADES inner)", cite="Zhang 2019", loss="kl")
+ATTACKS.add("mt", MultiTargeted, "PGD on the margin to every other class in turn", cite="Gowal 2019")
+
+
+def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
+    """A label and the configured attack it names.
+
+    `pgd-20` is pgd with 20 steps; `pgd-20:restarts=5:step_size=2/255` adds options; a mapping
+    {name: pgd, steps: 20} says the same.
+    """
+    if isinstance(spec, Mapping):
+        options = {k: scalar(v) if isinstance(v, str) else v for k, v in spec.items() if k not in ("name", "label")}
+        name = str(spec.get("name", ""))
+        steps = f"-{options['steps']}" if "steps" in options else ""
+        return str(spec.get("label", f"{name}{steps}")), ATTACKS.make(name, **options)
+    if not isinstance(spec, str):
+        raise ConfigError(f"an attack is named by text such as 'pgd-20' or by a mapping with 'name', got {spec!r}")
+    head, *pairs = spec.split(":")
+    options = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"attack {spec!r}: expected option=value after ':', got {pair!r}")
+        options[key] = scalar(value)
+    if head not in ATTACKS and (match := re.fullmatch(r"(.+)-(\d+)", head)):
+        if "steps" in options:
+            raise ConfigError(f"attack {spec!r} gives the number of steps twice; keep one")
+        head, options["steps"] = match[1], int(match[2])
+    return spec, ATTACKS.make(head, **options)
+
+
+def attack(
+    name: str, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, **options: Any
+) -> Tensor:
+    """Adversarial inputs for a model that maps [0, 1] inputs to logits; the model is given back untouched.
+
+    Random numbers belong to the position of a sample in x; give the same x in one piece to reproduce them.
+    """
+    chosen = ATTACKS.make(name, **options)
+    check_inputs(x, y, threat)
+    if x.shape[0] == 0:
+        return x.clone()
+    ids = torch.arange(x.shape[0], device=x.device)
+    with first_logits_checked(model, y):
+        return craft(chosen, model, x, y, threat, Seed(seed).child("attack", name).samples(ids))

@@ -1,0 +1,129 @@
+"""Configured gradient attacks: a loss, a start, steps and restarts bound to the PGD kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatrock.attacks.losses import cross_entropy, kl, label_loss, targeted_margin
+from flatrock.attacks.pgd import STARTS, Aim, pgd, start_point
+from flatrock.core.errors import ConfigError
+from flatrock.core.registry import unknown
+from flatrock.core.rng import SampleGen
+from flatrock.core.threat import Threat
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAttack:
+    """PGD on a named loss; with restarts, each sample keeps its worst (broken first, then largest loss)."""
+
+    loss: str = "ce"
+    steps: int = 20
+    step_size: float | None = None
+    start: str | None = None
+    noise: float = 1e-3
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.loss != "kl":
+            label_loss(self.loss)
+        if self.start is None:
+            object.__setattr__(self, "start", "gaussian" if self.loss == "kl" else "uniform")
+        if self.start not in STARTS:
+            faults.append(unknown("start", self.start, STARTS))
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 0:
+            faults.append(f"steps must be a whole number >= 0, got {self.steps!r}")
+        if not isinstance(self.restarts, int) or isinstance(self.restarts, bool) or self.restarts < 1:
+            faults.append(f"restarts must be a whole number >= 1, got {self.restarts!r}")
+        if self.step_size is not None and not 0 < self.step_size <= 1:
+            faults.append(f"step_size must lie in (0, 1] (pixel units), got {self.step_size!r}; write 2/255, not 2")
+        if self.loss == "kl" and self.start == "zero":
+            faults.append("loss 'kl' has zero gradient at the clean input; use start 'gaussian' or 'uniform'")
+        if faults:
+            raise ConfigError("attack options:", tuple(faults))
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
+    ) -> Tensor:
+        """Perturbed copy of x; the caller has put the model in the mode it wants attacked."""
+        aim = self._aim(model, x, y)
+        best = self._once(aim, x, threat, gen.child("restart", 0), early_stop=early_stop)
+        if self.restarts == 1:
+            return best
+        loss, broken = aim.at(best)
+        for r in range(1, self.restarts):
+            again = (~broken).nonzero().squeeze(1) if early_stop else torch.arange(x.shape[0], device=x.device)
+            if again.numel() == 0:
+                break
+            tried = self._once(aim[again], x[again], threat, gen[again].child("restart", r), early_stop=early_stop)
+            new_loss, new_broken = aim[again].at(tried)
+            better = (new_broken & ~broken[again]) | ((new_broken == broken[again]) & (new_loss > loss[again]))
+            rows = again[better]
+            best, loss, broken = best.clone(), loss.clone(), broken.clone()
+            best[rows], loss[rows], broken[rows] = tried[better], new_loss[better], new_broken[better]
+        return best
+
+    def _aim(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
+        if self.loss == "kl":
+            with torch.no_grad():
+                log_clean = F.log_softmax(model(x), 1)
+            return Aim(model, kl, log_clean, y)
+        if y.is_floating_point():  # mixed labels: only cross-entropy is defined on them
+            return Aim(model, cross_entropy, y, y.argmax(1))
+        return Aim(model, label_loss(self.loss), y, y)
+
+    def _once(self, aim: Aim, x: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool) -> Tensor:
+        start = start_point(x, threat, gen, start=self.start or "uniform", noise=self.noise)
+        step_size = threat.default_step if self.step_size is None else self.step_size
+        return pgd(aim, x, threat, steps=self.steps, step_size=step_size, start=start, early_stop=early_stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastGradientSign:
+    """x + eps * ascent(grad CE): one step of size eps from x itself."""
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
+    ) -> Tensor:
+        """Perturbed copy of x; costs one forward and one backward pass."""
+        aim = Aim(model, cross_entropy, y, y)
+        return pgd(aim, x, threat, steps=1, step_size=threat.eps, start=x, early_stop=early_stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTargeted:
+    """PGD on z_T - z_y for every class T != y in turn, nearest (largest clean logit) first; keeps the worst."""
+
+    steps: int = 20
+    step_size: float | None = None
+    start: str = "uniform"
+
+    def __post_init__(self) -> None:
+        GradientAttack(steps=self.steps, step_size=self.step_size, start=self.start)
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
+    ) -> Tensor:
+        """Perturbed copy of x: the first target that breaks a sample, else the one that came closest."""
+        with torch.no_grad():
+            logits = model(x)
+        order = logits.scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)
+        judge = Aim(model, label_loss("margin"), y, y)
+        best, worst = x.clone(), torch.full_like(logits[:, 0], -torch.inf)
+        live = torch.arange(x.shape[0], device=x.device)
+        step_size = threat.default_step if self.step_size is None else self.step_size
+        for rank in range(logits.shape[1] - 1):
+            if live.numel() == 0:
+                break
+            aim = Aim(model, targeted_margin, torch.stack([y[live], order[live, rank]], 1), y[live])
+            start = start_point(x[live], threat, gen[live].child("target", rank), start=self.start, noise=1e-3)
+            tried = pgd(aim, x[live], threat, steps=self.steps, step_size=step_size, start=start, early_stop=early_stop)
+            margin, broken = judge[live].at(tried)
+            better = margin > worst[live]
+            best[live[better]], worst[live[better]] = tried[better], margin[better]
+            live = live[~broken] if early_stop else live
+        return best

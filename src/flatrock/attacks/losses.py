@@ -1,0 +1,82 @@
+"""What attacks climb: per-sample losses of (logits, target), higher = more adversarial.
+
+z are logits, y the true class, pi the classes by falling logit.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.registry import unknown
+from flatrock.core.types import SampleLoss
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """-log softmax(z)_y; target holds class indices or rows of class probabilities."""
+    return F.cross_entropy(logits, target, reduction="none")
+
+
+def best_other(logits: Tensor, y: Tensor) -> Tensor:
+    """max_{k != y} z_k."""
+    mask = F.one_hot(y, logits.shape[1]).bool()
+    return logits.masked_fill(mask, -torch.inf).amax(1)
+
+
+def true_logit(logits: Tensor, y: Tensor) -> Tensor:
+    """z_y."""
+    return logits.gather(1, y[:, None]).squeeze(1)
+
+
+def margin(logits: Tensor, y: Tensor) -> Tensor:
+    """max_{k != y} z_k - z_y: positive exactly when the sample is misclassified."""
+    return best_other(logits, y) - true_logit(logits, y)
+
+
+def cw(logits: Tensor, y: Tensor, *, kappa: float = 50.0) -> Tensor:
+    """-max(z_y - max_{k != y} z_k + kappa, 0); kappa 50 (TRADES family) keeps the clamp inactive in practice."""
+    return -(kappa - margin(logits, y)).clamp_min(0)
+
+
+def targeted_margin(logits: Tensor, pair: Tensor) -> Tensor:
+    """z_T - z_y with pair = (y, T) per row."""
+    return true_logit(logits, pair[:, 1]) - true_logit(logits, pair[:, 0])
+
+
+def dlr(logits: Tensor, y: Tensor) -> Tensor:
+    """-(z_y - max_{k != y} z_k) / (z_pi1 - z_pi3 + 1e-12): invariant to shift and positive scale."""
+    _need_classes("dlr", logits, 3)
+    top = logits.topk(3, dim=1).values
+    return margin(logits, y) / (top[:, 0] - top[:, 2] + 1e-12)
+
+
+def dlr_targeted(logits: Tensor, pair: Tensor) -> Tensor:
+    """-(z_y - z_T) / (z_pi1 - (z_pi3 + z_pi4)/2 + 1e-12) with pair = (y, T) per row."""
+    _need_classes("dlr_targeted", logits, 4)
+    top = logits.topk(4, dim=1).values
+    return targeted_margin(logits, pair) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+
+
+def kl(logits: Tensor, log_clean: Tensor) -> Tensor:
+    """KL(s || t), s the clean distribution (given as log-probabilities), t = softmax(z)."""
+    return F.kl_div(F.log_softmax(logits, 1), log_clean, reduction="none", log_target=True).sum(1)
+
+
+def _need_classes(name: str, logits: Tensor, least: int) -> None:
+    if logits.shape[1] < least:
+        raise ConfigError(f"loss {name!r} needs at least {least} classes, the model has {logits.shape[1]}; use 'cw'")
+
+
+# The losses a PGD row may climb by name; each takes true labels as target.
+LABEL_LOSSES: dict[str, SampleLoss] = {"ce": cross_entropy, "cw": cw, "margin": margin, "dlr": dlr}
+
+
+def label_loss(name: str, **options: float) -> SampleLoss:
+    """The loss called `name`, or an error that lists the choices."""
+    if name not in LABEL_LOSSES:
+        raise ConfigError(unknown("attack loss", name, LABEL_LOSSES))
+    return partial(LABEL_LOSSES[name], **options) if options else LABEL_LOSSES[name]

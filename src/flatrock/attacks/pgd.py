@@ -1,0 +1,102 @@
+"""Projected gradient ascent inside a threat: the one loop behind FGSM, PGD, CW-PGD and KL-PGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatrock.core.rng import SampleGen
+from flatrock.core.threat import Threat
+from flatrock.core.types import Model, SampleLoss
+
+STARTS = ("uniform", "gaussian", "zero")
+# A sample leaves the batch early only if it is wrong by more than rounding can undo (relative to its logits).
+SAFE_MARGIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a kernel climbs: loss(model(x), target), row by row."""
+
+    model: Model
+    loss: SampleLoss
+    target: Tensor
+    y: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Aim:
+        """The same aim for some of the samples."""
+        return Aim(self.model, self.loss, self.target[rows], self.y[rows])
+
+    def at(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss per sample, and which samples are safely broken, at x."""
+        with torch.no_grad():
+            logits = self.model(x)
+            return self.loss(logits, self.target), safely_broken(logits, self.y)
+
+    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient of the summed loss w.r.t. x (row i is sample i's own gradient), and the logits."""
+        x = x.detach().requires_grad_(True)
+        with torch.enable_grad():
+            logits = self.model(x)
+            (grad,) = torch.autograd.grad(self.loss(logits, self.target).sum(), x)
+        return grad, logits.detach()
+
+
+def safely_broken(logits: Tensor, y: Tensor) -> Tensor:
+    """Misclassified by a margin that batching and rounding cannot undo."""
+    own = logits.gather(1, y[:, None]).squeeze(1)
+    lead = logits.amax(1) - own
+    return lead > SAFE_MARGIN * logits.abs().amax(1)
+
+
+def start_point(x: Tensor, threat: Threat, gen: SampleGen, *, start: str, noise: float) -> Tensor:
+    """First iterate, inside ball and box: 'uniform' in the ball, 'gaussian' noise*N(0, I), or 'zero' (x itself)."""
+    if start == "zero":
+        return x
+    delta = threat.sample(x, gen) if start == "uniform" else threat.project(noise * gen.normal(x))
+    return (x + delta).clamp(0, 1)
+
+
+def move(x: Tensor, x_adv: Tensor, step: Tensor, threat: Threat) -> Tensor:
+    """Take a step, then project on the ball and clip to the box.
+
+    Clipping moves every coordinate of the perturbation toward 0, so the point stays in the ball.
+    """
+    return (x + threat.project(x_adv + step - x)).clamp(0, 1)
+
+
+def pgd(
+    aim: Aim, x: Tensor, threat: Threat, *, steps: int, step_size: float, start: Tensor, early_stop: bool = False
+) -> Tensor:
+    """x' <- P(x' + step_size * ascent(grad loss(x'))), `steps` times; the last iterate.
+
+    Exactly `steps` forward and backward passes. With early_stop a sample that is already misclassified keeps the
+    point that broke it and leaves the batch, so the remaining passes get smaller.
+    """
+    if early_stop:
+        return _pgd_survivors(aim, x, threat, steps=steps, step_size=step_size, start=start)
+    x_adv = start
+    for _ in range(steps):
+        grad, _ = aim.gradient(x_adv)
+        x_adv = move(x, x_adv, step_size * threat.ascent(grad), threat)
+    return x_adv
+
+
+def _pgd_survivors(aim: Aim, x: Tensor, threat: Threat, *, steps: int, step_size: float, start: Tensor) -> Tensor:
+    found = start.clone()
+    live = torch.arange(x.shape[0], device=x.device)
+    x_adv = start
+    for _ in range(steps):
+        if live.numel() == 0:
+            break
+        grad, logits = aim.gradient(x_adv)
+        broken = safely_broken(logits, aim.y)
+        if bool(broken.any()):
+            found[live] = x_adv
+            keep = (~broken).nonzero().squeeze(1)
+            live, aim, x, x_adv, grad = live[keep], aim[keep], x[keep], x_adv[keep], grad[keep]
+        x_adv = move(x, x_adv, step_size * threat.ascent(grad), threat)
+    found[live] = x_adv
+    return found

@@ -1,0 +1,38 @@
+"""Numbers as people write them: 8/255, 1e-3, 0.5. A grammar, not `eval`."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from flatrock.core.errors import ConfigError
+
+_FLOAT = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = re.compile(rf"\s*({_FLOAT})\s*(?:/\s*({_FLOAT})\s*)?")
+
+
+def number(value: Any) -> float:
+    """A finite number from a number or from text such as '8/255' or '5e-4'."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        result = float(value)
+    elif isinstance(value, str) and (match := _NUMBER.fullmatch(value)):
+        bottom = float(match[2]) if match[2] else 1.0
+        if bottom == 0:
+            raise ConfigError(f"{value!r} divides by zero")
+        result = float(match[1]) / bottom
+    else:
+        raise ConfigError(f"expected a number or a fraction such as 8/255, got {value!r}")
+    if not math.isfinite(result):
+        raise ConfigError(f"expected a finite number, got {value!r}")
+    return result
+
+
+def scalar(text: str) -> Any:
+    """The value of a word on the command line: true/false/null, integer, number or fraction, else the text itself."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    return number(text) if _NUMBER.fullmatch(text) else text

@@ -1,0 +1,44 @@
+"""Adversarial logit pairing (Kannan et al. 2018) and its softmax form (TrH appendix)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatrock.core.types import Parts, Views
+from flatrock.objectives.options import choose, weight
+from flatrock.objectives.terms import cross_entropy, need
+
+
+@dataclass(frozen=True, kw_only=True)
+class ALP:
+    """CE(z(x'), y) + weight * mean ||a - a'||_2^2, x' from PGD on cross-entropy.
+
+    `pair: logits` (Kannan) pairs a = z; `pair: probabilities` (TrH) pairs a = softmax(z). Gradients flow through
+    both sides unless `stop_clean` detaches the clean one.
+    """
+
+    weight: float = 0.5
+    pair: str = "logits"
+    stop_clean: bool = False
+    passes: ClassVar[tuple[str, ...]] = ("clean", "adv")
+    inner_loss: ClassVar[str] = "ce"
+    hard_labels: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        weight("alp", "weight", self.weight)
+        choose("alp", "pair", self.pair, ("logits", "probabilities"))
+
+    def loss(self, views: Views, y: Tensor) -> Parts:
+        """Adversarial cross-entropy plus the squared distance of the pair."""
+        clean, adv = need(views.clean).logits, need(views.adv).logits
+        ce = cross_entropy(adv, y)
+        if self.pair == "probabilities":
+            clean, adv = F.softmax(clean, 1), F.softmax(adv, 1)
+        if self.stop_clean:
+            clean = clean.detach()
+        pairing = (clean - adv).square().sum(1).mean()
+        return Parts(ce + self.weight * pairing, {"ce": ce, "pairing": pairing})

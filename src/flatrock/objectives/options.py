@@ -1,0 +1,23 @@
+"""Checks shared by the options of objectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.registry import unknown
+
+
+def weight(owner: str, name: str, value: float) -> None:
+    """A loss weight is a finite number >= 0."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    if not good:
+        raise ConfigError(f"{owner} {name} must be a number >= 0, got {value!r}")
+
+
+def choose(owner: str, name: str, value: str, choices: Iterable[str]) -> None:
+    """A named variant is one of the choices."""
+    known = list(choices)
+    if value not in known:
+        raise ConfigError(unknown(f"{owner} {name}", value, known))

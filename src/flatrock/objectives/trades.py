@@ -1,0 +1,44 @@
+"""TRADES (Zhang et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from flatrock.core.types import Parts, Views
+from flatrock.objectives.options import choose, weight
+from flatrock.objectives.terms import cross_entropy, kl_per_sample, need
+
+# The official code passes x twice in train mode (once for CE, once for KL): same values, one more BatchNorm tick.
+PASSES = {"paper": ("clean", "adv"), "code": ("clean", "adv", "clean"), "awp_code": ("adv", "clean", "clean")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TRADES:
+    """CE(z(x), y) + beta * KL(s || t), x' from PGD on the same KL; no stop-gradient on either side.
+
+    `forwards` names the order of the train-mode passes, which only matters to BatchNorm's running statistics.
+    """
+
+    beta: float = 6.0
+    forwards: str = "paper"
+    inner_loss: ClassVar[str] = "kl"
+    hard_labels: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        weight("trades", "beta", self.beta)
+        choose("trades", "forwards", self.forwards, PASSES)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """Clean and adversarial pass, in the order the option names."""
+        return PASSES[self.forwards]
+
+    def loss(self, views: Views, y: Tensor) -> Parts:
+        """The TRADES loss; unlabeled samples (y = -1) take part in the KL only."""
+        clean, adv = need(views.clean).logits, need(views.adv).logits
+        ce = cross_entropy(clean, y)
+        kl = kl_per_sample(clean, adv).mean()
+        return Parts(ce + self.beta * kl, {"ce": ce, "kl": kl})
