@@ -1,0 +1,93 @@
+"""Pieces that several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flatrock.core.errors import ConfigError
+
+
+def conv(inner: int, outer: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    """Convolution without bias, padded to keep the size at stride 1."""
+    return nn.Conv2d(inner, outer, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False)
+
+
+def he_fan_out(model: nn.Module) -> None:
+    """Draw every convolution from N(0, 2 / (k*k*out)): He initialisation by fan-out."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def blocks_per_group(depth: object, *, family: str, offset: int) -> int:
+    """n of depth = 6n + offset: three groups of n blocks with two convolutions each."""
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth <= offset or (depth - offset) % 6:
+        examples = ", ".join(str(6 * n + offset) for n in (1, 2, 3, 4, 5))
+        raise ConfigError(
+            f"{family} depth must be an integer 6n + {offset} with n >= 1, got {depth!r}; use one of {examples}, ..."
+        )
+    return (depth - offset) // 6
+
+
+class PreActBlock(nn.Module):
+    """Two 3x3 convolutions, each after BatchNorm and ReLU; out = conv2(a(conv1(a(x)))) + shortcut.
+
+    The shortcut is x, or a 1x1 convolution of the ACTIVATED input where the size or width changes.
+    """
+
+    def __init__(self, inner: int, outer: int, *, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv1 = conv(inner, outer, 3, stride=stride)
+        self.bn2 = nn.BatchNorm2d(outer)
+        self.conv2 = conv(outer, outer, 3)
+        self.shortcut = conv(inner, outer, 1, stride=stride) if stride != 1 or inner != outer else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block applied to a feature map."""
+        active = F.relu(self.bn1(x))
+        out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        return out + (x if self.shortcut is None else self.shortcut(active))
+
+
+class PostActBlock(nn.Module):
+    """Two 3x3 convolutions with BatchNorm; out = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut).
+
+    The shortcut is x, or a 1x1 convolution with BatchNorm where the size or width changes (option B).
+    """
+
+    def __init__(self, inner: int, outer: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = conv(inner, outer, 3, stride=stride)
+        self.bn1 = nn.BatchNorm2d(outer)
+        self.conv2 = conv(outer, outer, 3)
+        self.bn2 = nn.BatchNorm2d(outer)
+        changes = stride != 1 or inner != outer
+        self.shortcut = (
+            nn.Sequential(conv(inner, outer, 1, stride=stride), nn.BatchNorm2d(outer)) if changes else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block applied to a feature map."""
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+def stages(
+    block: type[PreActBlock] | type[PostActBlock], inner: int, widths: Sequence[int], *, blocks: int
+) -> nn.Sequential:
+    """One stage of `blocks` blocks per width; every stage but the first halves the size."""
+    made: list[nn.Module] = []
+    for i, width in enumerate(widths):
+        for j in range(blocks):
+            made.append(block(inner, width, stride=2 if i > 0 and j == 0 else 1))
+            inner = width
+    return nn.Sequential(*made)
+
+
+def global_average(x: Tensor) -> Tensor:
+    """[n, c, h, w] to [n, c]: the mean of each channel."""
+    return x.mean((2, 3))
