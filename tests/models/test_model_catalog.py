@@ -68,6 +68,9 @@ def test_normalisation_travels_with_the_weights() -> None:
     target.load_state_dict(source.state_dict())
     assert target.mean is not None
     assert target.mean.flatten().tolist() == pytest.approx([0.47] * 3)
+    source.load_state_dict(create_model("resnet20", normalize="cifar10").state_dict())
+    assert source.mean is not None
+    assert source.mean.flatten().tolist() == pytest.approx([0.4914, 0.4822, 0.4465])
     with pytest.raises(RuntimeError, match=r"Unexpected key.*mean"):
         create_model("resnet20").load_state_dict(source.state_dict())
 

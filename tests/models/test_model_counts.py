@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.classifier import Classifier
@@ -93,3 +98,42 @@ def test_size_of_the_last_map(name: str, maps: int) -> None:
         blocks.register_forward_hook(lambda _m, _i, out: sizes.append(out.shape[-1]))
         model(torch.empty(2, 3, 32, 32, device="meta"))
     assert sizes == [maps]
+
+
+class Tally(TorchFunctionMode):
+    """Counts torch functions by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls[getattr(func, "__name__", "")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "relus", "pools"),
+    [
+        ("preact_resnet18", 17, 0),
+        ("resnet18", 17, 0),
+        ("wide_resnet28_10", 25, 0),
+        ("vgg16_bn", 13, 5),
+        ("vgg19_bn", 16, 5),
+        ("mobilenet_v2", 36, 0),
+        ("resnet20", 19, 0),
+        ("mnist_cnn", 6, 2),
+        ("lenet5", 3, 2),
+        ("digits_cnn", 3, 1),
+        ("moons_mlp", 2, 0),
+    ],
+)
+def test_activations_and_pools_happen(name: str, relus: int, pools: int) -> None:
+    model = on_meta(name, 10)
+    with Tally() as tally:
+        model(torch.empty(2, *model.input_shape, device="meta"))
+    assert tally.calls["relu"] == relus
+    assert tally.calls["max_pool2d"] == pools
+    assert tally.calls["relu_"] == 0
