@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 VERSION = "0.1.0"
 
 
+@cache
 def commit() -> str:
     """The git commit of this source tree ('+' marks uncommitted changes), or 'not a checkout' for an installed copy."""
     here = Path(__file__).parent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class EpochRecord:
     best_epoch: int | None
     seconds: float
     images_per_second: float
+    collapsed: bool = False
 
     @property
     def gap(self) -> float | None:
@@ -137,3 +139,24 @@ class Result:
         if stated != (result.n, result.clean, result.robust, result.per_attack):
             raise StateError(f"{where}: its accuracies do not follow from its flags; evaluate again")
         return result
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run on disk: where it lies, what its epochs were, and how it ended."""
+
+    folder: Path
+    records: tuple[EpochRecord, ...]
+    status: str
+    reason: str = ""
+
+    @property
+    def last(self) -> EpochRecord:
+        """The last finished epoch."""
+        return self.records[-1]
+
+    @property
+    def best(self) -> EpochRecord:
+        """The epoch with the best robust accuracy on the selection data (the last epoch if none was probed)."""
+        wanted = self.last.best_epoch
+        return next((r for r in self.records if r.epoch == wanted), self.last)

@@ -98,23 +98,32 @@ class SampleGen:
         return bits.to(torch.float64) * 2.0**-24
 
 
+def _global_generators(device: torch.device | str) -> list[torch.Generator]:
+    device = torch.device(device)
+    if device.type != "cuda":
+        return [torch.default_generator]
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
+
+
 @contextmanager
 def kept_global_rng(device: torch.device | str = "cpu", seed: Seed | None = None) -> Iterator[None]:
     """Give torch's global generators back bit-identical; with `seed`, layers that use them start from it inside.
 
     Layers such as dropout, and `nn.Module` initialisers, can only draw from the global generators.
     """
-    device = torch.device(device)
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        generators.append(torch.cuda.default_generators[device.index or 0])
+    generators = _global_generators(device)
     states = [g.get_state() for g in generators]
     try:
         if seed is not None:
-            for g in generators:
-                g.manual_seed(_signed(seed.key))
+            seed_layers(seed, device)
         yield
     finally:
         for g, state in zip(generators, states, strict=True):
             g.set_state(state)
+
+
+def seed_layers(seed: Seed, device: torch.device | str = "cpu") -> None:
+    """Start the global generators from `seed`; only inside `kept_global_rng`, which gives them back."""
+    for g in _global_generators(device):
+        g.manual_seed(_signed(seed.key))

@@ -1,0 +1,98 @@
+"""Checkpoints: one safetensors file each (no pickle), written atomically, with a digest over everything in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import json_text, write_atomic
+
+FORMAT = "flatrock.checkpoint/1"
+
+
+def digest(tensors: Mapping[str, Tensor], meta: str) -> str:
+    """sha256 over the meta text and every tensor's name, type, shape and bytes."""
+    h = hashlib.sha256(meta.encode())
+    for name in sorted(tensors):
+        t = tensors[name]
+        h.update(f"{name}|{t.dtype}|{tuple(t.shape)}|".encode())
+        h.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
+    return h.hexdigest()
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors and JSON-able meta; the file on disk is the old one or the whole new one."""
+    from safetensors.torch import save as to_bytes
+
+    plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    text = json_text(dict(meta))
+    header = {"format": FORMAT, "meta": text, "digest": digest(plain, text)}
+    write_atomic(path, to_bytes(plain, metadata=header))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and meta of a checkpoint; StateError if it is missing, foreign, truncated or altered."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise StateError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(path, framework="pt") as f:
+            header = f.metadata() or {}
+            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise StateError(
+            f"{path} is damaged and cannot be read ({error}); use another checkpoint of the run"
+        ) from error
+    if header.get("format") != FORMAT:
+        raise StateError(f"{path} is not a flatrock checkpoint (format {header.get('format')!r}, expected {FORMAT!r})")
+    if digest(tensors, header.get("meta", "")) != header.get("digest"):
+        raise StateError(f"{path} is damaged (its digest does not match); use another checkpoint of the run")
+    return tensors, dict(json.loads(header["meta"]))
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under 'model/'."""
+    return {f"model/{k}": v for k, v in model.state_dict().items()}
+
+
+def put_model(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Load the 'model/' tensors; StateError lists what does not fit."""
+    state = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
+    expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    got = {k: tuple(v.shape) for k, v in state.items()}
+    if expected != got:
+        odd = sorted(k for k in expected.keys() | got.keys() if expected.get(k) != got.get(k))
+        raise StateError(f"{path} does not fit this model: {len(odd)} tensors differ, first {odd[:3]}")
+    model.load_state_dict(state)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's state as named tensors and plain numbers."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            key = f"optim/{index}/{name}"
+            if isinstance(value, Tensor):
+                tensors[key] = value
+            elif value is not None:
+                numbers[key] = value
+    return tensors, numbers
+
+
+def put_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    """Inverse of optimizer_tensors; the groups' options come from the recipe, not from the file."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in [*tensors.items(), *numbers.items()]:
+        if key.startswith("optim/"):
+            _, index, name = key.split("/", 2)
+            state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,47 @@
+"""The epoch figures as TensorBoard events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.progress import Progress
+from flatrock.core.records import EpochRecord
+
+
+class EventLog:
+    """Writes scalars; says so once, and goes on, where TensorBoard is not installed (metrics.jsonl has them all)."""
+
+    def __init__(self, folder: Path, *, purge_from: int, wanted: bool, progress: Progress) -> None:
+        self._writer: Any = None
+        if not wanted:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            progress.say("tensorboard is not installed: metrics go to metrics.jsonl only (pip install tensorboard)")
+            return
+        self._writer = SummaryWriter(str(folder), purge_step=purge_from + 1 if purge_from else None)  # type: ignore[no-untyped-call]
+
+    def write(self, record: EpochRecord) -> None:
+        """One epoch's figures."""
+        if self._writer is None:
+            return
+        values = {
+            **{f"loss/{name}": value for name, value in record.terms.items()},
+            "lr": record.lr,
+            "accuracy/running": record.running_accuracy,
+            "accuracy/clean": record.clean,
+            "accuracy/robust": record.robust,
+            "accuracy/robust_gap": record.gap,
+            "speed/images_per_second": record.images_per_second,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, record.epoch)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        if self._writer is not None:
+            self._writer.close()

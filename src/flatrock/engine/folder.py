@@ -1,0 +1,126 @@
+"""The run folder: what lies where, and who may write into it.
+
+recipe.yaml       the resolved recipe            state.safetensors  everything needed to resume (and one older copy)
+run.json          provenance and status          best.safetensors   weights of the best epoch on the selection data
+metrics.jsonl     one sealed record per epoch    last.safetensors   weights after the last finished epoch
+tensorboard/      the same figures as events     epoch-0100.safetensors  weights the recipe's `keep` asked for
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import json_text, sealed_line, unsealed, write_atomic
+from flatrock.core.records import EpochRecord, Run
+
+OWN_FILES = ("recipe.yaml", "run.json", "metrics.jsonl", "*.safetensors", "result*.json", "*.png")
+
+
+class RunFolder:
+    """Paths and small files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.info = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.state = path / "state.safetensors"
+        self.older_state = path / "state.older.safetensors"
+        self.best = path / "best.safetensors"
+        self.last = path / "last.safetensors"
+        self.tensorboard = path / "tensorboard"
+
+    def epoch(self, epoch: int) -> Path:
+        """Weights kept after this epoch."""
+        return self.path / f"epoch-{epoch:04d}.safetensors"
+
+    def claim(self, *, overwrite: bool) -> None:
+        """Make the folder ours for a fresh run; refuse to touch what is there unless told to."""
+        if self.path.exists() and not self.path.is_dir():
+            raise StateError(f"{self.path} is a file; choose another run folder")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            if not overwrite:
+                raise StateError(
+                    f"run folder {self.path} exists; continue it with --resume, replace it with --overwrite, "
+                    "or choose another with --run-dir"
+                )
+            if not self.info.is_file():
+                raise StateError(f"{self.path} holds something that is not a flatrock run; it is left alone")
+            self._clear()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(f"cannot create run folder {self.path}: {error.strerror}") from error
+
+    def _clear(self) -> None:
+        """Remove only the files a run writes."""
+        for pattern in OWN_FILES:
+            for file in self.path.glob(pattern):
+                file.unlink()
+        shutil.rmtree(self.tensorboard, ignore_errors=True)
+
+    def write_info(self, **values: Any) -> None:
+        """Merge values into run.json; a damaged one is written anew."""
+        try:
+            old = self.read_info()
+        except StateError:
+            old = {}
+        write_atomic(self.info, json.dumps({**old, **values}, indent=2, sort_keys=True).encode())
+
+    def read_info(self) -> dict[str, Any]:
+        """Content of run.json."""
+        try:
+            return dict(json.loads(self.info.read_text()))
+        except FileNotFoundError as error:
+            raise StateError(f"{self.path} is not a run folder: it has no run.json") from error
+        except (ValueError, OSError) as error:
+            raise StateError(f"{self.info} is damaged ({error}); train again with --resume to rewrite it") from error
+
+    def append(self, record: EpochRecord) -> None:
+        """Add one epoch to metrics.jsonl."""
+        try:
+            with self.metrics.open("a") as f:
+                f.write(sealed_line(record.to_dict()) + "\n")
+        except OSError as error:
+            raise StateError(f"could not write {self.metrics}: {error.strerror}; free space, then --resume") from error
+
+    def rewrite(self, records: list[EpochRecord]) -> None:
+        """Make metrics.jsonl hold exactly these records."""
+        write_atomic(self.metrics, "".join(sealed_line(r.to_dict()) + "\n" for r in records).encode())
+
+    def records(self) -> list[EpochRecord]:
+        """The epochs on disk, in order; StateError if a line was damaged or lost."""
+        if not self.metrics.exists():
+            return []
+        try:
+            lines = self.metrics.read_text().splitlines()
+        except (UnicodeDecodeError, OSError) as error:
+            raise StateError(f"{self.metrics} is damaged ({error}); `train --resume` rebuilds it") from error
+        rows = [unsealed(line, f"{self.metrics}, line {i}") for i, line in enumerate(lines, 1)]
+        if [r["epoch"] for r in rows] != list(range(1, len(rows) + 1)):
+            raise StateError(f"{self.metrics} has lost epochs; `train --resume` rebuilds it from the checkpoint")
+        return [EpochRecord.from_dict(r) for r in rows]
+
+    def run(self) -> Run:
+        """The run as it stands on disk."""
+        info = self.read_info()
+        records = self.records()
+        if info.get("status") in ("finished", "truncated") and len(records) != info.get("epochs_done"):
+            raise StateError(f"{self.metrics} has lost epochs; `train --resume` rebuilds it from the checkpoint")
+        return Run(self.path, tuple(records), str(info["status"]), str(info.get("reason", "")))
+
+    def write_recipe(self, text: str) -> None:
+        """Store the resolved recipe."""
+        write_atomic(self.recipe, text.encode())
+
+
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
+    """Dotted paths at which two nested values differ, with both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted(a.keys() | b.keys())
+        return [d for k in keys for d in differences(a.get(k), b.get(k), f"{where}.{k}" if where else str(k))]
+    return [] if json_text(a) == json_text(b) else [f"{where}: {b!r} there, {a!r} asked for"]

@@ -1,0 +1,79 @@
+"""A training job: every ready-made object one run needs, in one frozen bundle. Recipes build it, the loop eats it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatrock.core.rng import Seed
+from flatrock.core.threat import Threat
+from flatrock.core.types import Attack, Objective
+from flatrock.data.loader import TensorLoader
+from flatrock.engine.schedule import Schedule
+
+BN_MODES = ("eval", "train", "frozen")
+
+
+@dataclass(frozen=True)
+class ProbeOutcome:
+    """What the selection data say about the current weights; accuracies are fractions."""
+
+    clean: float
+    robust: float
+    train_robust: float
+    collapsed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which epochs (counted from 1) keep their weights beside `best` and `last`.
+
+    RAT keeps 100-109, 150-159 and every 5th from 100; AWP every 10th.
+    """
+
+    every: int | None = None
+    after: int = 0
+    windows: tuple[tuple[int, int], ...] = ()
+
+    def wants(self, epoch: int) -> bool:
+        """Whether the weights after this epoch are kept."""
+        regular = self.every is not None and epoch >= self.after and epoch % self.every == 0
+        return regular or any(first <= epoch <= last for first, last in self.windows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything `engine.loop.train` needs; test data are not in it unless the recipe selects on them."""
+
+    name: str
+    folder: Path
+    recipe: Mapping[str, Any]
+    recipe_hash: str
+    seed: Seed
+    device: torch.device
+    model: nn.Module
+    objective: Objective
+    threat: Threat
+    attack: Attack | None
+    bn_mode: str
+    loader: TensorLoader
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    epochs: int
+    max_steps: int | None
+    l1: float
+    l2: float
+    mixup_alpha: float
+    probe: Callable[[nn.Module], ProbeOutcome]
+    probe_every: int
+    selected_on: str
+    select_metric: str
+    keep: Keep
+    save_seconds: float
+    tensorboard: bool
+    provenance: Mapping[str, Any] = field(default_factory=dict)

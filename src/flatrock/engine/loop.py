@@ -1,0 +1,169 @@
+"""The training loop: a Job in, epoch records on disk, a Run out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flatrock.core.errors import StateError, TrainingError
+from flatrock.core.progress import Progress, Silent
+from flatrock.core.records import EpochRecord, Run
+from flatrock.core.rng import kept_global_rng, seed_layers
+from flatrock.engine.checkpoint import model_tensors, save
+from flatrock.engine.events import EventLog
+from flatrock.engine.folder import RunFolder
+from flatrock.engine.job import Job, ProbeOutcome
+from flatrock.engine.state import TrainState, check_weights, restore_state, save_state
+from flatrock.engine.step import train_step
+from flatrock.engine.watch import Watch
+
+
+def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Run:
+    """Train to the end of the recipe; a killed run continues bit-identically with resume=True (on the CPU)."""
+    listener = progress or Silent()
+    folder = RunFolder(job.folder)
+    state = _begin(job, folder, resume=resume, overwrite=overwrite, progress=listener)
+    steps = len(job.loader)
+    total = min(job.epochs * steps, job.max_steps or job.epochs * steps)
+    events = EventLog(folder.tensorboard, purge_from=state.epoch, wanted=job.tensorboard, progress=listener)
+    listener.begin(f"training {job.name}", total, state.epoch * steps + state.step_in_epoch)
+    try:
+        with kept_global_rng(job.device):
+            while state.epoch < job.epochs and not _spent(job, state):
+                _run_epoch(job, folder, state, listener)
+                _end_epoch(job, folder, state, events)
+        if total == job.epochs * steps and state.history[-1].collapsed:
+            raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
+    except TrainingError as error:
+        folder.write_info(status="failed", reason=str(error))
+        raise
+    finally:
+        listener.end()
+        events.close()
+    status = "finished" if total == job.epochs * steps else "truncated"
+    folder.write_info(status=status, reason="", epochs_done=len(state.history))
+    return folder.run()
+
+
+def _spent(job: Job, state: TrainState) -> bool:
+    """Whether max_steps cut the run short."""
+    done = state.epoch * len(job.loader) + state.step_in_epoch
+    return job.max_steps is not None and done >= job.max_steps
+
+
+def _begin(job: Job, folder: RunFolder, *, resume: bool, overwrite: bool, progress: Progress) -> TrainState:
+    if resume and overwrite:
+        raise StateError("--resume and --overwrite exclude each other; choose one")
+    certificate = {"name": job.name, "recipe_hash": job.recipe_hash, "provenance": dict(job.provenance)}
+    if resume and folder.path.is_dir() and any(folder.path.iterdir()):
+        state = restore_state(job, folder, progress)
+        folder.rewrite(state.history)
+        folder.write_info(status="running", reason="", **certificate)
+        return state
+    folder.claim(overwrite=overwrite)
+    folder.write_info(status="running", **certificate)
+    folder.write_recipe(_recipe_text(job))
+    state = TrainState()
+    save_state(job, folder, state)
+    folder.rewrite([])
+    return state
+
+
+def _recipe_text(job: Job) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(job.recipe), sort_keys=False)
+
+
+def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progress) -> None:
+    """The rest of the current epoch, step by step, saving the state every `save_seconds`."""
+    job.model.train()
+    begun = saved = time.monotonic()
+    earlier = state.seconds
+    note = _note(job, state)
+    first = state.epoch * len(job.loader)
+    for batch in job.loader.epoch(state.epoch, start_step=state.step_in_epoch):
+        step = first + state.step_in_epoch
+        seed_layers(job.seed.child("layers", step), job.device)
+        _set_lr(job, step)
+        outcome = train_step(job, batch, step=step, guard=state.step_in_epoch == 0)
+        state.step_in_epoch += 1
+        state.watch.see(outcome, step)
+        state.seconds = earlier + time.monotonic() - begun
+        progress.advance(1, note)
+        if _spent(job, state):
+            break
+        if time.monotonic() - saved > job.save_seconds:
+            save_state(job, folder, state)
+            saved = time.monotonic()
+    state.watch.check()
+
+
+def _set_lr(job: Job, step: int) -> None:
+    for group in job.optimizer.param_groups:
+        group["lr"] = job.schedule.at(step, len(job.loader))
+
+
+def _note(job: Job, state: TrainState) -> str:
+    text = f"epoch {state.epoch + 1}/{job.epochs}"
+    probed = [r for r in state.history if r.robust is not None]
+    if probed:
+        text += f"  clean {100 * (probed[-1].clean or 0):.1f}  robust {100 * (probed[-1].robust or 0):.1f}"
+    return text
+
+
+def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog) -> None:
+    """Probe, record and store a finished epoch."""
+    check_weights(job)
+    epoch = state.epoch + 1
+    final = epoch == job.epochs or _spent(job, state)
+    record = _record(job, state, job.probe(job.model) if final or epoch % job.probe_every == 0 else None)
+    state.history.append(record)
+    state.epoch, state.step_in_epoch, state.seconds, state.watch = epoch, 0, 0.0, Watch()
+    _store(job, folder, state, record)
+    events.write(record)
+
+
+def _better(job: Job, new: ProbeOutcome, best: EpochRecord | None) -> bool:
+    """Whether these weights beat the best so far; a one-class model never does (it is wrong, yet not attackable)."""
+    if new.collapsed:
+        return False
+    if best is None or best.clean is None or best.robust is None:
+        return True
+    if job.select_metric == "clean":
+        return (new.clean, new.robust) > (best.clean, best.robust)
+    return (new.robust, new.clean) > (best.robust, best.clean)
+
+
+def _record(job: Job, state: TrainState, outcome: ProbeOutcome | None) -> EpochRecord:
+    means = state.watch.means()
+    epoch, best = state.epoch + 1, state.best
+    improved = outcome is not None and _better(job, outcome, best)
+    return EpochRecord(
+        epoch=epoch,
+        step=state.epoch * len(job.loader) + state.step_in_epoch,
+        lr=float(job.optimizer.param_groups[0]["lr"]),
+        terms={k: v for k, v in means.items() if k != "right"},
+        running_accuracy=means.get("right", 0.0),
+        clean=outcome.clean if outcome else None,
+        robust=outcome.robust if outcome else None,
+        train_robust=outcome.train_robust if outcome else None,
+        selected_on=job.selected_on,
+        best_epoch=epoch if improved else (best.epoch if best else None),
+        seconds=state.seconds,
+        images_per_second=state.watch.samples / max(state.seconds, 1e-9),
+        collapsed=outcome is not None and outcome.collapsed,
+    )
+
+
+def _store(job: Job, folder: RunFolder, state: TrainState, record: EpochRecord) -> None:
+    """Weights first, then the state that makes them count, then the line people read."""
+    meta: dict[str, Any] = {"recipe": dict(job.recipe), "recipe_hash": job.recipe_hash, "record": record.to_dict()}
+    tensors = model_tensors(job.model)
+    if record.best_epoch == record.epoch:
+        save(folder.best, tensors, meta)
+    if job.keep.wants(record.epoch):
+        save(folder.epoch(record.epoch), tensors, meta)
+    save(folder.last, tensors, meta)
+    save_state(job, folder, state)
+    folder.append(record)

@@ -1,0 +1,115 @@
+"""Find a recipe by name or path, merge its base and the overrides, validate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import scalar
+from flatrock.core.registry import unknown
+from flatrock.recipes.check import validate
+from flatrock.recipes.schema import Recipe
+
+LIBRARY = Path(__file__).parent / "library"
+
+
+@cache
+def library() -> dict[str, Path]:
+    """The recipes that come with flatrock; names beginning with '_' are bases for others."""
+    return {p.stem: p for p in sorted(LIBRARY.rglob("*.yaml"))}
+
+
+def recipe_names() -> list[str]:
+    """Names a user can train."""
+    return [n for n in library() if not n.startswith("_")]
+
+
+def load_recipe(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Recipe:
+    """The recipe called `source` (a name of the library or a file), with overrides such as 'train.epochs=3'."""
+    path = _find(source)
+    raw = _merged(path, ())
+    raw.setdefault("name", path.stem)
+    pairs = overrides.items() if isinstance(overrides, Mapping) else [_pair(text) for text in overrides]
+    for key, value in pairs:
+        _put(raw, key.replace("__", "."), value)
+    return validate(raw, f"recipe {source}")
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise ConfigError(f"there is no recipe file {path}")
+        return path
+    if str(source) not in library():
+        raise ConfigError(unknown("recipe", str(source), recipe_names()) + "; see `flatrock ls recipes`")
+    return library()[str(source)]
+
+
+def _merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The file's content laid over its base's."""
+    if path in seen:
+        raise ConfigError(f"recipe {path} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
+    raw = _read(path)
+    base = raw.pop("base", None)
+    if base is None:
+        return raw
+    beside = path.parent / f"{base}.yaml"
+    parent = beside if beside.is_file() else _find(str(base))
+    return overlay(_merged(parent, (*seen, path)), raw)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"recipe {path} is not readable YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"recipe {path} must be a mapping of sections, got {type(raw).__name__}")
+    return raw
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested merge. A section that names another thing (`name: ...`) replaces the one below instead of mixing options."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            renamed = "name" in value and "name" in old and value["name"] != old["name"]
+            merged[key] = dict(value) if renamed else overlay(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"an override is written key=value, for example train.epochs=3; got {text!r}")
+    if value.startswith(("[", "{")):
+        import yaml
+
+        try:
+            return key.strip(), yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {text!r}: {error}") from error
+    return key.strip(), scalar(value.strip())
+
+
+def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a dotted key; a mapping value is merged."""
+    *parents, last = dotted.split(".")
+    place = raw
+    for i, part in enumerate(parents):
+        inner = place.get(part, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {dotted!r}: {'.'.join(parents[: i + 1])} is a value, not a section")
+        place[part] = dict(inner)
+        place = place[part]
+    old = place.get(last)
+    place[last] = overlay(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value

@@ -1,0 +1,198 @@
+"""The sections of a recipe, typed. Values are checked here; names and cross-section rules in check.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import number, scalar
+
+
+def _number(value: Any) -> float:
+    try:
+        return number(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("expected a whole number, got a boolean")
+    return scalar(value) if isinstance(value, str) else value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class Section(BaseModel):
+    """A group of keys; unknown keys are faults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Named(BaseModel):
+    """A thing chosen by name; the other keys are its options, checked against its registry."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every key but the declared ones, with fractions understood."""
+        return {k: _read(v) for k, v in (self.model_extra or {}).items()}
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, str):
+        return scalar(value)
+    return [_read(v) for v in value] if isinstance(value, list) else value
+
+
+class About(Section):
+    """What the recipe is: for people, never for training."""
+
+    summary: str = ""
+    source: str = ""
+    expect: str = ""
+    time: str = ""
+
+
+class Augment(Section):
+    """Random changes of training images."""
+
+    crop: Annotated[Whole, Field(ge=0)] = 0
+    crop_fill: Literal["zero", "reflect"] = "zero"
+    flip: bool = False
+    cutout: Annotated[Whole, Field(ge=0)] = 0
+    rotation: Annotated[Number, Field(ge=0, le=180)] = 0.0
+    brightness: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    mixup: Annotated[Number, Field(ge=0)] = 0.0
+
+
+class Extra(Section):
+    """Extra images from an .npz file, a fixed share of every batch."""
+
+    file: str
+    fraction: Annotated[Number, Field(gt=0, lt=1)] = 0.5
+
+
+class Data(Named):
+    """Training data; `held_out` samples are set aside for choosing the best epoch, `limit` keeps only the first few."""
+
+    held_out: Annotated[Whole, Field(ge=1)] = 1000
+    limit: Annotated[Whole, Field(ge=4)] | None = None
+    augment: Augment = Augment()
+    extra: Extra | None = None
+
+
+class Network(Named):
+    """The network; num_classes follows from the data when left out."""
+
+    num_classes: Annotated[Whole, Field(ge=2)] | None = None
+    normalize: str | None = None
+
+
+class ThreatKeys(Section):
+    """The attacker's budget, in pixel units."""
+
+    norm: Literal["linf", "l2"]
+    eps: Number
+
+
+class InnerAttack(Named):
+    """The attack used in training; its name follows from the objective when left out."""
+
+    name: str = "auto"
+    bn_mode: Literal["eval", "train", "frozen"] = "eval"
+
+
+class Optimizer(Section):
+    """SGD; `decay_on: weights` spares biases and BatchNorm. l1, l2 are penalties on weight tensors added to the loss."""
+
+    name: Literal["sgd"] = "sgd"
+    lr: Annotated[Number, Field(ge=0)] = 0.1
+    momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
+    nesterov: bool = False
+    decay_on: Literal["all", "weights"] = "all"
+    l1: Annotated[Number, Field(ge=0)] = 0.0
+    l2: Annotated[Number, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Optimizer:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum > 0")
+        return self
+
+
+class KeepKeys(Section):
+    """Epochs whose weights are kept beside best and last."""
+
+    every: Annotated[Whole, Field(ge=1)] | None = None
+    after: Annotated[Whole, Field(ge=0)] = 0
+    windows: tuple[tuple[Whole, Whole], ...] = ()
+
+
+class Train(Section):
+    """How long, in what batches, and what is written on the way."""
+
+    epochs: Annotated[Whole, Field(ge=1)]
+    batch_size: Annotated[Whole, Field(ge=2)] = 128
+    max_steps: Annotated[Whole, Field(ge=1)] | None = None
+    keep: KeepKeys = KeepKeys()
+    save_seconds: Annotated[Number, Field(gt=0)] = 120.0
+    tensorboard: bool = True
+
+
+class Select(Section):
+    """How the best epoch is chosen. `on: test` looks at the test set and marks every number that follows.
+
+    `metric: auto` is robust accuracy, or clean accuracy for training without attack.
+    """
+
+    on: Literal["held_out", "test"] = "held_out"
+    metric: Literal["auto", "robust", "clean"] = "auto"
+    attack: str | dict[str, Any] = "pgd-10"
+    every: Annotated[Whole, Field(ge=1)] = 1
+    size: Annotated[Whole, Field(ge=1)] | None = None
+
+
+class Evaluate(Section):
+    """The attacks `flatrock eval` runs unless told otherwise."""
+
+    attacks: tuple[str | dict[str, Any], ...] = ("fgsm", "pgd-20", "cw-20")
+    batch_size: Annotated[Whole, Field(ge=1)] = 256
+
+
+class Recipe(Section):
+    """A whole training run, every choice written down."""
+
+    name: str
+    about: About = About()
+    seed: Annotated[Whole, Field(ge=0)] = 0
+    data: Data
+    model: Network
+    threat: ThreatKeys
+    objective: Named
+    attack: InnerAttack = InnerAttack()
+    optimizer: Optimizer = Optimizer()
+    schedule: Named
+    train: Train
+    select: Select = Select()
+    evaluate: Evaluate = Evaluate()
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain values, every default filled in."""
+        return self.model_dump(mode="json")
+
+    def training_keys(self) -> dict[str, Any]:
+        """The keys that decide the weights: the rest may change between a run and its resumption."""
+        keys = self.resolved()
+        for free in ("about", "evaluate", "name"):
+            keys.pop(free)
+        for free in ("save_seconds", "tensorboard"):
+            keys["train"].pop(free)
+        return keys
