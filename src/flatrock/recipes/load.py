@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested merge. A section that names another thing (`name: ...`) replaces the one below instead of mixing options."""
+    """Nested merge. A section that names another thing (`name: ...`) replaces the one below: options do not mix."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

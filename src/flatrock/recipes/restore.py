@@ -41,6 +41,8 @@ def find_checkpoint(source: Path | str | Run, which: str = "best") -> Path:
     if info.get("status") == "failed":
         raise StateError(f"run {path} FAILED ({info.get('reason')}); name a checkpoint file to look at it anyway")
     file = folder.best if which == "best" else folder.last
+    if not file.is_file() and folder.last.is_file():
+        raise StateError(f"{path} has no best epoch: every one predicted a single class; look at --which last")
     if not file.is_file():
         raise StateError(f"{path} has no finished epoch yet; train on with --resume")
     return file

@@ -110,7 +110,7 @@ class InnerAttack(Named):
 
 
 class Optimizer(Section):
-    """SGD; `decay_on: weights` spares biases and BatchNorm. l1, l2 are penalties on weight tensors added to the loss."""
+    """SGD; `decay_on: weights` spares biases and BatchNorm. l1 and l2 are penalties on weights, added to the loss."""
 
     name: Literal["sgd"] = "sgd"
     lr: Annotated[Number, Field(ge=0)] = 0.1

@@ -1,0 +1,118 @@
+"""Batches from tensors that live on the device; every batch is a pure function of seed, epoch and step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatrock.core.errors import ConfigError, DataError, StateError
+from flatrock.core.rng import Seed
+from flatrock.data.augment import Augmentation
+from flatrock.data.dataset import Dataset, check
+
+# Extra samples get ids above this, which no dataset reaches, so that they share no random numbers with its samples.
+EXTRA_IDS = 1 << 40
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs in [0, 1], labels, and the ids their random numbers belong to."""
+
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+
+
+class TensorLoader:
+    """Shuffled, augmented batches of a dataset, optionally mixed with extra data.
+
+    With `extra`, round(batch_size * extra_fraction) samples of each batch are drawn from it with replacement and come
+    last. An epoch still has as many steps as without it, as is usual for such training, so it then passes over that
+    share less of the labelled data. A last batch of one sample, which BatchNorm cannot train on, joins the one before.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        seed: Seed,
+        augmentation: Augmentation,
+        device: torch.device | str,
+        drop_last: bool = False,
+        extra: Dataset | None = None,
+        extra_fraction: float = 0.0,
+    ) -> None:
+        if not 1 <= batch_size <= len(dataset):
+            raise DataError(
+                f"batch_size must lie in 1..{len(dataset)}, the number of samples of {dataset.name!r}, got {batch_size}"
+            )
+        self._extra_size = _extra_size(dataset, extra, batch_size, extra_fraction)
+        self._dataset = check(dataset).to(device)
+        self._extra = None if extra is None else check(extra, unlabelled=True).to(device)
+        self._own_size = batch_size - self._extra_size
+        self._seed, self._augmentation = seed, augmentation
+        full, rest = divmod(len(dataset), batch_size)
+        self._merge_last = rest == 1 and not drop_last and self._extra_size == 0
+        self._steps = full + (rest > 0 and not drop_last and not self._merge_last)
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def epoch(self, index: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of epoch `index`, from step `start_step` on."""
+        if not 0 <= start_step <= self._steps:
+            raise StateError(
+                f"an epoch has {self._steps} steps, cannot start at step {start_step}; same data as before?"
+            )
+        return self._batches(index, start_step)
+
+    def _batches(self, index: int, start_step: int) -> Iterator[Batch]:
+        order = self._seed.child("order", index).permutation(len(self._dataset)).to(self._dataset.x.device)
+        for step in range(start_step, self._steps):
+            last = self._merge_last and step == self._steps - 1
+            begin = step * self._own_size
+            chosen = order[begin:] if last else order[begin : begin + self._own_size]
+            batch = _take(self._dataset, chosen)
+            if self._extra is not None:
+                batch = _joined(batch, self._draw_extra(self._extra, index, step))
+            gen = self._seed.child("augment", index).samples(batch.ids)
+            yield Batch(self._augmentation(batch.x, gen), batch.y, batch.ids)
+
+    def _draw_extra(self, extra: Dataset, index: int, step: int) -> Batch:
+        generator = self._seed.child("extra", index, step).generator()
+        chosen = torch.randint(len(extra), (self._extra_size,), generator=generator)
+        batch = _take(extra, chosen)
+        return Batch(batch.x, batch.y, batch.ids + EXTRA_IDS)
+
+
+def _extra_size(dataset: Dataset, extra: Dataset | None, batch_size: int, fraction: float) -> int:
+    """Extra samples per batch, after checking that the extra data fits the dataset."""
+    if extra is None:
+        if fraction:
+            raise ConfigError(f"extra_fraction={fraction} needs extra data; give some or set it to 0")
+        return 0
+    size = round(batch_size * fraction)
+    if not 1 <= size < batch_size:
+        raise ConfigError(
+            f"extra_fraction={fraction} of batch_size={batch_size} is {size} extra samples; "
+            f"choose a fraction that leaves 1..{batch_size - 1}"
+        )
+    if extra.input_shape != dataset.input_shape or extra.num_classes != dataset.num_classes:
+        raise DataError(
+            f"extra data {extra.name!r} has inputs {extra.input_shape} in {extra.num_classes} classes, but "
+            f"{dataset.name!r} has {dataset.input_shape} in {dataset.num_classes}; they must agree"
+        )
+    return size
+
+
+def _take(dataset: Dataset, indices: Tensor) -> Batch:
+    indices = indices.to(dataset.x.device)
+    return Batch(dataset.images(indices), dataset.y[indices], dataset.ids[indices])
+
+
+def _joined(a: Batch, b: Batch) -> Batch:
+    return Batch(torch.cat([a.x, b.x]), torch.cat([a.y, b.y]), torch.cat([a.ids, b.ids]))
