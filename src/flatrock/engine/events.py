@@ -21,7 +21,7 @@ class EventLog:
         except ImportError:
             progress.say("tensorboard is not installed: metrics go to metrics.jsonl only (pip install tensorboard)")
             return
-        self._writer = SummaryWriter(str(folder), purge_step=purge_from + 1 if purge_from else None)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder), purge_step=purge_from + 1 if purge_from else None)
 
     def write(self, record: EpochRecord) -> None:
         """One epoch's figures."""

@@ -1,0 +1,5 @@
+"""`python -m flatrock`."""
+
+from flatrock.cli.main import main
+
+main()

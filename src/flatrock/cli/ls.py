@@ -1,0 +1,52 @@
+"""`flatrock ls`: what there is, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from flatrock.attacks.catalog import ATTACKS
+from flatrock.cli.console import console, friendly
+from flatrock.core.errors import ConfigError
+from flatrock.core.registry import Registry, unknown
+from flatrock.data.catalog import DATA
+from flatrock.engine.schedule import SCHEDULES
+from flatrock.models.catalog import MODELS
+from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.load import load_recipe, recipe_names
+
+
+def _recipes() -> list[tuple[str, str]]:
+    return [(name, load_recipe(name).about.summary) for name in recipe_names()]
+
+
+def _rows(registry: Registry[Any]) -> list[tuple[str, str]]:
+    return [(e.name, f"{e.summary} ({e.cite})" if e.cite else e.summary) for e in registry]
+
+
+KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
+    "recipes": _recipes,
+    "models": lambda: _rows(MODELS),
+    "data": lambda: _rows(DATA),
+    "attacks": lambda: _rows(ATTACKS),
+    "objectives": lambda: _rows(OBJECTIVES),
+    "schedules": lambda: _rows(SCHEDULES),
+}
+
+
+def run(
+    kind: Annotated[
+        str, typer.Argument(help="recipes, models, data, attacks, objectives, schedules; all if left out")
+    ] = "",
+) -> None:
+    """List recipes, models, data sets, attacks, objectives and schedules."""
+    with friendly():
+        if kind and kind not in KINDS:
+            raise ConfigError(unknown("kind", kind, KINDS))
+        for name, rows in KINDS.items():
+            if kind in ("", name):
+                console.print(f"[bold]{name}[/]")
+                for row, summary in rows():
+                    console.print(f"  {row:<30} {summary}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,26 @@
+"""The `flatrock` command."""
+
+from __future__ import annotations
+
+import typer
+
+from flatrock.cli import check, cp, doctor, evaluate, ls, train
+
+app = typer.Typer(
+    help="Train image classifiers that stay right under attack, and measure it honestly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    epilog="Start with:  flatrock ls   then   flatrock train digits_at   then   flatrock eval runs/digits_at",
+)
+app.command("ls")(ls.run)
+app.command("cp")(cp.run)
+app.command("check")(check.run)
+app.command("train")(train.run)
+app.command("eval")(evaluate.run)
+app.command("doctor")(doctor.run)
+
+
+def main() -> None:
+    """Entry point of the `flatrock` script and of `python -m flatrock`."""
+    app(prog_name="flatrock")

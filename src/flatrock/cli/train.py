@@ -1,0 +1,57 @@
+"""`flatrock train`: recipe -> run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatrock.cli.console import TerminalProgress, console, errors, friendly
+from flatrock.core.errors import TrainingError
+from flatrock.engine.loop import train
+from flatrock.recipes.build import build_job
+from flatrock.recipes.load import load_recipe
+from flatrock.recipes.train import pick_device
+from flatrock.reports.figures import learning_curves
+from flatrock.reports.table import percent
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, for example train.epochs=3")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
+    run_dir: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
+    download: Annotated[bool, typer.Option("--download", help="fetch missing data")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
+) -> None:
+    """Train a recipe; interrupted runs continue with --resume."""
+    with friendly():
+        progress = TerminalProgress()
+        job = build_job(
+            load_recipe(recipe, overrides or []),
+            folder=run_dir,
+            data_folder=data_dir,
+            download=download,
+            device=pick_device(device),
+            progress=progress,
+        )
+        try:
+            done = train(job, resume=resume, overwrite=overwrite, progress=progress)
+        except TrainingError as error:
+            errors.print(f"[bold red]FAILED:[/] {error}", soft_wrap=True)
+            raise typer.Exit(1) from error
+        figure = learning_curves({job.name: done}, done.folder / "curves.png")
+        best = done.best
+        mark = "  (chosen on the TEST set)" if best.selected_on == "test" else ""
+        console.print(
+            f"{done.status}: {done.last.epoch} epochs, {sum(r.seconds for r in done.records):.1f} s of training\n"
+            f"best epoch {best.epoch}: clean {percent(best.clean)}, robust {percent(best.robust)} "
+            f"on {best.selected_on.replace('_', '-')} data{mark}\n"
+            f"run folder {done.folder}   curves {figure}\n"
+            f"next: flatrock eval {done.folder}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,44 @@
+"""Results side by side. Accuracies are fractions in records and percent in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flatrock.core.records import Result
+
+
+@dataclass(frozen=True)
+class Table:
+    """A header and rows of text, ready for a terminal, Markdown or HTML."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """A Markdown table."""
+        lines = [self.header, tuple("---" if i == 0 else "--:" for i in range(len(self.header))), *self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def percent(share: float | None) -> str:
+    """0.5123 -> '51.23'; nothing for nothing."""
+    return "" if share is None else f"{100 * share:.2f}"
+
+
+def comparison(results: Mapping[str, Result | str]) -> Table:
+    """One row per name: clean, each attack, and the per-sample worst case over the attacks.
+
+    A text instead of a Result says why the run failed; its row says FAILED and holds no number. A `*` marks numbers
+    whose checkpoint was selected on the test set.
+    """
+    attacks = list(dict.fromkeys(a for r in results.values() if isinstance(r, Result) for a in r.per_attack))
+    rows = []
+    for name, result in results.items():
+        if isinstance(result, str):
+            rows.append((name, "FAILED", *[""] * len(attacks), ""))
+            continue
+        star = "*" if result.marks else ""
+        cells = [result.clean, *(result.per_attack.get(a) for a in attacks), result.robust]
+        rows.append((name, *(percent(c) + (star if c is not None else "") for c in cells)))
+    return Table(("model", "clean", *attacks, "worst case"), tuple(rows))
