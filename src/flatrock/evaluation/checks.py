@@ -44,6 +44,6 @@ def check_marks(marks: tuple[str, ...]) -> list[Finding]:
         Finding(
             "E03",
             "the checkpoint was selected on the test set, so its test accuracy is optimistic",
-            "train with select.on: held_out to get an unbiased number",
+            "train with select.data: held_out to get an unbiased number",
         )
     ]

@@ -84,7 +84,7 @@ def build_job(
         mixup_alpha=recipe.data.augment.mixup,
         probe=_probe(recipe, selection, split.train, where),
         probe_every=recipe.select.every,
-        selected_on=recipe.select.on,
+        selected_on=recipe.select.data,
         select_metric=recipe.select.metric,
         keep=Keep(**recipe.train.keep.model_dump()),
         save_seconds=recipe.train.save_seconds,
@@ -126,7 +126,7 @@ def limited(data: Dataset, limit: int | None) -> Dataset:
 
 def _selection(recipe: Recipe, split: Split, data_folder: Path | None) -> Dataset:
     """The data the best epoch is chosen on; the test set only when the recipe says so."""
-    if recipe.select.on == "test":
+    if recipe.select.data == "test":
         chosen = load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
     else:
         chosen = split.held_out

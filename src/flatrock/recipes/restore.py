@@ -78,7 +78,7 @@ def evaluate_run(
     path = find_checkpoint(source, which)
     model, recipe, meta = load_with_recipe(path, device=device)
     test = limited(load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options), limit)
-    chosen_on_test = recipe.select.on == "test" and path.stem != "last"
+    chosen_on_test = recipe.select.data == "test" and path.stem != "last"
     result = evaluate(
         model,
         test.images(torch.arange(len(test))),

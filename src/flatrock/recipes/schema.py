@@ -148,16 +148,22 @@ class Train(Section):
 
 
 class Select(Section):
-    """How the best epoch is chosen. `on: test` looks at the test set and marks every number that follows.
+    """How the best epoch is chosen. `select: test` looks at the test set and marks every number that follows.
 
-    `metric: auto` is robust accuracy, or clean accuracy for training without attack.
+    `metric: auto` is robust accuracy, or clean accuracy for training without attack. (The key is not called `on`
+    because YAML reads that word as true.)
     """
 
-    on: Literal["held_out", "test"] = "held_out"
+    data: Literal["held_out", "test"] = "held_out"
     metric: Literal["auto", "robust", "clean"] = "auto"
     attack: str | dict[str, Any] = "pgd-10"
     every: Annotated[Whole, Field(ge=1)] = 1
     size: Annotated[Whole, Field(ge=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_word(cls, value: Any) -> Any:
+        return {"data": value} if isinstance(value, str) else value
 
 
 class Evaluate(Section):

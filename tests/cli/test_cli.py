@@ -1,0 +1,160 @@
+"""The command line, driven as a user drives it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from flatrock.cli.main import app
+from flatrock.core.records import Result as Evaluation
+
+TINY = ["train.epochs=3", "data.limit=512", "train.batch_size=64", "attack.steps=2", "select.size=40"]
+runner = CliRunner()
+
+
+def flatrock(*words: str | Path) -> Result:
+    return runner.invoke(app, [str(w) for w in words])
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    done = flatrock("train", "digits_at", *TINY, "--run-dir", folder, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def test_ls_lists_everything_with_descriptions() -> None:
+    text = flatrock("ls").output
+    for word in ("recipes", "models", "data", "attacks", "objectives", "preact_resnet18", "cifar10_at_linf", "trades"):
+        assert word in text
+    assert "kl-pgd" in flatrock("ls", "attacks").output
+    assert "preact_resnet18" not in flatrock("ls", "attacks").output
+
+
+def test_ls_of_an_unknown_kind_lists_the_choices() -> None:
+    done = flatrock("ls", "atacks")
+    assert done.exit_code == 2
+    assert "did you mean 'attacks'" in done.output
+
+
+def test_cp_writes_a_recipe_that_checks(tmp_path: Path) -> None:
+    target = tmp_path / "mine.yaml"
+    assert flatrock("cp", "digits_trades", target).exit_code == 0
+    content = yaml.safe_load(target.read_text())
+    assert content["name"] == "mine"
+    assert content["objective"]["name"] == "trades"
+    assert "base" not in content
+    assert target.read_text().startswith("# ")
+    checked = flatrock("check", target, "--device", "cpu")
+    assert checked.exit_code == 0, checked.output
+    again = flatrock("cp", "digits_trades", target)
+    assert again.exit_code == 2
+    assert "left alone" in again.output
+
+
+def test_check_prints_recipe_parameters_steps_and_cost() -> None:
+    done = flatrock("check", "digits_at", "threat.eps=8/255", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "0.03137" in done.output
+    for word in ("parameters", "24,058", "steps", "passes", "PFLOP", "time", "hash"):
+        assert word in done.output
+
+
+def test_check_reports_all_faults_at_once() -> None:
+    done = flatrock(
+        "check", "digits_at", "objective.name=tradse", "threat.eps=8", "train.epohcs=3", "model.name=resnet"
+    )
+    assert done.exit_code == 2
+    for word in ("did you mean 'trades'", "8/255, not 8", "did you mean 'epochs'", "unknown model 'resnet'"):
+        assert word in done.output.replace("\n", " "), done.output
+
+
+def test_train_leaves_a_complete_run(run_folder: Path) -> None:
+    for name in ("recipe.yaml", "run.json", "metrics.jsonl", "best.safetensors", "last.safetensors", "curves.png"):
+        assert (run_folder / name).is_file(), name
+    assert any((run_folder / "tensorboard").iterdir())
+
+
+def test_train_refuses_an_existing_folder(run_folder: Path) -> None:
+    before = {p.name: p.stat().st_mtime_ns for p in run_folder.iterdir()}
+    done = flatrock("train", "digits_at", *TINY, "--run-dir", run_folder, "--device", "cpu")
+    assert done.exit_code == 2
+    assert "--resume" in done.output
+    assert {p.name: p.stat().st_mtime_ns for p in run_folder.iterdir()} == before
+
+
+def test_resume_with_another_recipe_names_the_difference(run_folder: Path) -> None:
+    words = [*TINY, "threat.eps=0.1", "--run-dir", run_folder, "--resume", "--device", "cpu"]
+    done = flatrock("train", "digits_at", *words)
+    assert done.exit_code == 2
+    assert "threat.eps" in done.output
+
+
+def test_eval_prints_the_table_and_writes_json(run_folder: Path) -> None:
+    done = flatrock("eval", run_folder, "--attacks", "fgsm,pgd-2", "--limit", "50", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "worst case" in done.output
+    result = Evaluation.from_json((run_folder / "result-best.json").read_text())
+    assert result.n == 50
+    assert set(result.per_attack) == {"fgsm", "pgd-2"}
+    assert result.provenance["recipe"] == "digits_at"
+
+
+def test_eval_of_a_mistyped_attack_is_an_error(run_folder: Path) -> None:
+    done = flatrock("eval", run_folder, "--attacks", "pdg-20", "--device", "cpu")
+    assert done.exit_code == 2
+    assert "did you mean 'pgd'" in done.output
+
+
+def test_eval_of_a_checkpoint_file(run_folder: Path) -> None:
+    done = flatrock("eval", run_folder / "last.safetensors", "--attacks", "fgsm", "--limit", "20", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert (run_folder / "result-last.json").is_file()
+
+
+def test_eval_of_nothing(tmp_path: Path) -> None:
+    done = flatrock("eval", tmp_path / "nowhere")
+    assert done.exit_code == 2
+    assert "no run folder or checkpoint" in done.output
+
+
+def test_diverged_run_is_failed_and_not_evaluated(tmp_path: Path) -> None:
+    words = [*TINY, "optimizer.lr=1e30", "schedule.name=constant", "--run-dir", tmp_path / "r", "--device", "cpu"]
+    done = flatrock("train", "digits_at", *words)
+    assert done.exit_code == 1
+    assert "FAILED" in done.output
+    assert "non-finite" in done.output
+    looked_at = flatrock("eval", tmp_path / "r", "--device", "cpu")
+    assert looked_at.exit_code == 2
+    assert "FAILED" in looked_at.output
+
+
+def test_doctor_finds_the_embedded_data_and_says_how_to_get_the_rest(tmp_path: Path) -> None:
+    done = flatrock("doctor", "--data-dir", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "inside scikit-learn" in done.output
+    assert "cifar-10-binary.tar.gz" in done.output
+    assert "torch" in done.output
+
+
+def test_missing_data_is_named_with_the_cure(tmp_path: Path) -> None:
+    words = ("train", "cifar10_at_linf", "--data-dir", tmp_path, "--run-dir", tmp_path / "r", "--device", "cpu")
+    done = flatrock(*words)
+    assert done.exit_code == 2
+    assert "cifar-10-binary.tar.gz" in done.output
+    assert not (tmp_path / "r").exists()
+
+
+def test_unknown_device() -> None:
+    assert "unknown device" in flatrock("train", "digits_at", "--device", "gpu9").output
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run([sys.executable, "-m", "flatrock", "--help"], capture_output=True, text=True, check=True)
+    assert "Usage: flatrock" in done.stdout
