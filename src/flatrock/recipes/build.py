@@ -181,6 +181,8 @@ def _probe(
         seen = evaluate(model, x_train, y_train, threat, attacks=attacks, batch_size=batch_size, seed=recipe.seed)
         with torch.no_grad():
             kinds = torch.cat([model(part).argmax(1) for part in torch.split(x, batch_size)])
-        return ProbeOutcome(chosen.clean, chosen.robust, seen.robust, collapsed=bool((kinds == kinds[0]).all()) and len(x) > 1)
+        return ProbeOutcome(
+            chosen.clean, chosen.robust, seen.robust, collapsed=bool((kinds == kinds[0]).all()) and len(x) > 1
+        )
 
     return probe

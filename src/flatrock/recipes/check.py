@@ -50,7 +50,7 @@ def _completed(recipe: Recipe) -> Recipe:
 def _sections(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Each section validated on its own, so that one bad section does not hide faults in another."""
     fields = Recipe.model_fields
-    faults = [unknown("recipe section", key, fields) for key in raw if key not in fields]
+    faults = [_unknown_section(key) for key in raw if key not in fields]
     sections: dict[str, Any] = {}
     for name, field in fields.items():
         if name not in raw:
@@ -70,6 +70,14 @@ def _sections(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             faults += _readable(name, error, kind)
             sections.pop(name, None)
     return sections, faults
+
+
+def _unknown_section(key: str) -> str:
+    """Name the choices, and the section where a key of this name does exist."""
+    homes = [n for n, f in Recipe.model_fields.items() if key in getattr(f.annotation, "model_fields", {})]
+    if homes:
+        return f"unknown recipe section {key!r}; did you mean {homes[0]}.{key}?"
+    return unknown("recipe section", key, Recipe.model_fields)
 
 
 def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:

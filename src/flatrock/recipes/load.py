@@ -34,7 +34,7 @@ def load_recipe(source: str | Path, overrides: Iterable[str] | Mapping[str, Any]
     raw.setdefault("name", path.stem)
     pairs = overrides.items() if isinstance(overrides, Mapping) else [_pair(text) for text in overrides]
     for key, value in pairs:
-        _put(raw, key.replace("__", "."), value)
+        _put(raw, key.replace("__", "."), _spelled_out(key, value))
     return validate(raw, f"recipe {source}")
 
 
@@ -71,7 +71,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"recipe {path} is not readable YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"recipe {path} must be a mapping of sections, got {type(raw).__name__}")
-    return raw
+    return {key: _spelled_out(key, value) for key, value in raw.items()}
+
+
+def _spelled_out(key: str, value: Any) -> Any:
+    """`select: test` is short for `select: {data: test}`."""
+    return {"data": value} if key == "select" and isinstance(value, str) else value
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,11 +160,6 @@ class Select(Section):
     every: Annotated[Whole, Field(ge=1)] = 1
     size: Annotated[Whole, Field(ge=1)] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_word(cls, value: Any) -> Any:
-        return {"data": value} if isinstance(value, str) else value
-
 
 class Evaluate(Section):
     """The attacks `flatrock eval` runs unless told otherwise."""
