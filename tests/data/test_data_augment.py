@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.rng import Seed
+from flatrock.data.augment import (
+    Augmentation,
+    cutout,
+    mixup,
+    random_brightness,
+    random_crop,
+    random_flip,
+    random_rotation,
+)
+
+EVERYTHING = Augmentation(crop=3, crop_fill="reflect", flip=True, cutout=3, rotation=20.0, brightness=0.2)
+
+
+def _images(n: int, *, height: int = 9, width: int = 7) -> Tensor:
+    return torch.rand(n, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+@pytest.mark.parametrize(
+    "augmentation",
+    [
+        Augmentation(crop=4),
+        Augmentation(crop=4, crop_fill="reflect"),
+        Augmentation(flip=True),
+        Augmentation(cutout=4),
+        Augmentation(rotation=15),
+        Augmentation(brightness=0.3),
+        EVERYTHING,
+    ],
+    ids=str,
+)
+def test_what_happens_to_a_sample_does_not_depend_on_its_batch(augmentation: Augmentation, batch_size: int) -> None:
+    x, ids = _images(64), torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:64]
+    whole = augmentation(x, Seed(3).samples(ids))
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
+    for part in order.split(batch_size):
+        assert torch.equal(augmentation(x[part], Seed(3).samples(ids[part])), whole[part])
+    assert not torch.equal(augmentation(x, Seed(4).samples(ids)), whole)
+
+
+def test_result_stays_in_range_and_on_new_memory() -> None:
+    x = _images(32).round()
+    before = x.clone()
+    out = EVERYTHING(x, Seed(0).samples(torch.arange(32)))
+    assert float(out.min()) >= 0
+    assert float(out.max()) <= 1
+    assert out.shape == x.shape
+    assert torch.equal(x, before)
+
+
+def _all_crops(image: Tensor, padding: int, mode: str) -> list[Tensor]:
+    padded = F.pad(image[None], [padding] * 4, mode=mode)[0]
+    height, width = image.shape[1:]
+    span = range(2 * padding + 1)
+    return [padded[:, top : top + height, left : left + width] for top in span for left in span]
+
+
+@pytest.mark.parametrize(("fill", "mode"), [("zero", "constant"), ("reflect", "reflect")])
+def test_crop_is_one_of_the_exact_shifts_all_equally_likely(fill: str, mode: str) -> None:
+    n, padding = 20_000, 2
+    image = _images(1)[0]
+    out = random_crop(image.expand(n, -1, -1, -1), Seed(0).samples(torch.arange(n)), padding=padding, fill=fill)  # type: ignore[arg-type]
+    shifts = torch.stack(_all_crops(image, padding, mode))
+    hit = (out[:, None] == shifts[None]).flatten(2).all(-1)
+    assert bool((hit.sum(1) == 1).all())
+    counts, expected = hit.sum(0).double(), n / 25
+    chi2 = float(((counts - expected) ** 2 / expected).sum())
+    # 24 degrees of freedom: above 52 once in a thousand for a fair draw; the draw here is fixed.
+    assert chi2 < 52
+
+
+def test_crop_checks_its_options() -> None:
+    gen = Seed(0).samples(torch.arange(2))
+    with pytest.raises(ConfigError, match="unknown crop fill 'edge'; known: reflect, zero"):
+        random_crop(_images(2), gen, padding=1, fill="edge")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="reflect padding must be smaller than the 9x7 images, got 7"):
+        random_crop(_images(2), gen, padding=7, fill="reflect")
+
+
+def test_flip_mirrors_half_of_the_samples() -> None:
+    x = _images(2000)
+    out = random_flip(x, Seed(0).samples(torch.arange(2000)))
+    same, mirrored = ((out == y).flatten(1).all(1) for y in (x, x.flip(-1)))
+    assert bool((same ^ mirrored).all())
+    assert abs(int(mirrored.sum()) - 1000) < 75
+
+
+def test_cutout_zeroes_one_square_fully_inside_at_every_place() -> None:
+    n, length = 3000, 4
+    out = cutout(torch.ones(n, 2, 9, 7), Seed(0).samples(torch.arange(n)), length=length)
+    hole = out == 0
+    assert torch.equal(hole[:, 0], hole[:, 1])
+    assert hole[:, 0].flatten(1).sum(1).unique().tolist() == [length**2]
+    rows, columns = hole[:, 0].any(2), hole[:, 0].any(1)
+    assert rows.sum(1).unique().tolist() == [length]
+    assert columns.sum(1).unique().tolist() == [length]
+    corners = rows.int().argmax(1) * 7 + columns.int().argmax(1)
+    assert len(corners.unique()) == (9 - length + 1) * (7 - length + 1)
+    with pytest.raises(ConfigError, match="cutout length must fit the 9x7 images, got 8"):
+        cutout(_images(2), Seed(0).samples(torch.arange(2)), length=8)
+
+
+def test_rotation_by_a_known_angle_matches_an_affine_grid() -> None:
+    x, gen = _images(5, height=8, width=8), Seed(0).samples(torch.arange(5))
+    out = random_rotation(x, gen, degrees=30)
+    for i in range(5):
+        u = float(gen.uniform(torch.empty(5, 1, dtype=torch.float64))[i])
+        angle = (2 * u - 1) * math.radians(30)
+        theta = torch.tensor([[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0]])
+        grid = F.affine_grid(theta[None], [1, 3, 8, 8], align_corners=False)
+        expected = F.grid_sample(x[i : i + 1], grid, align_corners=False)
+        torch.testing.assert_close(out[i : i + 1], expected, atol=1e-5, rtol=0)
+
+
+def test_rotation_of_an_oblong_image_does_not_shear() -> None:
+    # A bright point 3 pixels right of the centre stays 3 pixels away from it, whatever the angle.
+    x = torch.zeros(200, 1, 9, 21)
+    x[:, 0, 4, 13] = 1
+    out = random_rotation(x, Seed(0).samples(torch.arange(200)), degrees=90)
+    mass = out.sum((1, 2, 3))
+    v = (out.sum((1, 3)) * torch.arange(9.0)).sum(1) / mass - 4
+    u = (out.sum((1, 2)) * torch.arange(21.0)).sum(1) / mass - 10
+    distance = torch.hypot(u, v)
+    assert float((distance - 3).abs().max()) < 0.3
+    assert float(torch.atan2(v, u).abs().max()) > 1.4
+
+
+def test_rotation_of_white_is_never_brighter_than_white() -> None:
+    white = torch.ones(256, 3, 9, 7)
+    assert float(random_rotation(white, Seed(0).samples(torch.arange(256)), degrees=15).max()) == 1.0
+
+
+def test_rotation_by_nothing_is_the_identity() -> None:
+    x = _images(4)
+    torch.testing.assert_close(random_rotation(x, Seed(0).samples(torch.arange(4)), degrees=0.0), x, atol=1e-6, rtol=0)
+
+
+def test_brightness_adds_one_number_per_image() -> None:
+    x = torch.full((500, 3, 4, 4), 0.5)
+    shift = random_brightness(x, Seed(0).samples(torch.arange(500)), strength=0.2) - x
+    assert float(shift.flatten(1).std(1).max()) < 1e-6
+    assert -0.2 <= float(shift.min()) < -0.19
+    assert 0.19 < float(shift.max()) <= 0.2 + 1e-6
+    bright = random_brightness(torch.ones(50, 1, 2, 2), Seed(0).samples(torch.arange(50)), strength=1.0)
+    assert float(bright.max()) == 1.0
+
+
+def test_mixup_is_one_convex_combination_for_the_batch() -> None:
+    x, y = _images(16), F.one_hot(torch.arange(16) % 5, 5).float()
+    mixed, soft = mixup(x, y, Seed(7), alpha=1.4)
+    partner = Seed(7).child("partner").permutation(16)
+    moved = (partner != torch.arange(16)) & (y.argmax(1) != y[partner].argmax(1))
+    share = soft[moved].gather(1, y[moved].argmax(1, keepdim=True)).unique()
+    assert len(share) == 1
+    lam = float(share)
+    assert 0 < lam < 1
+    torch.testing.assert_close(mixed, lam * x + (1 - lam) * x[partner], atol=1e-6, rtol=0)
+    torch.testing.assert_close(soft.sum(1), torch.ones(16))
+    again = mixup(x, y, Seed(7), alpha=1.4)
+    assert torch.equal(mixed, again[0])
+    assert not torch.equal(mixed, mixup(x, y, Seed(8), alpha=1.4)[0])
+
+
+def test_mixup_share_follows_the_beta_distribution() -> None:
+    x, y = torch.tensor([[0.0], [1.0]]), torch.eye(2)
+    shares = []
+    for key in range(600):
+        mixed, _ = mixup(x, y, Seed(key), alpha=0.5)
+        if float(Seed(key).child("partner").permutation(2)[0]) == 1:
+            shares.append(float(mixed[1, 0]))
+    values = torch.tensor(shares)
+    # Beta(a, a): mean 1/2, variance 1/(4 (2a + 1)) = 1/8.
+    assert abs(float(values.mean()) - 0.5) < 0.06
+    assert abs(float(values.var()) - 1 / 8) < 0.02
+    with pytest.raises(ConfigError, match="mixup alpha must be above 0, got 0"):
+        mixup(x, y, Seed(0), alpha=0)
+
+
+def test_mixup_does_not_touch_the_global_generators() -> None:
+    before = torch.get_rng_state()
+    mixup(_images(4), torch.eye(4), Seed(0), alpha=1.0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_augmentation_returns_the_batch_of_any_shape() -> None:
+    x = torch.rand(4, 2, generator=torch.Generator().manual_seed(0))
+    assert Augmentation()(x, Seed(0).samples(torch.arange(4))) is x
+    assert Augmentation(crop_fill="reflect")(x, Seed(0).samples(torch.arange(4))) is x
+    with pytest.raises(ConfigError, match=r"needs images \[n, C, H, W\], got shape \(4, 2\)"):
+        Augmentation(flip=True)(x, Seed(0).samples(torch.arange(4)))
+
+
+def test_each_part_draws_its_own_numbers() -> None:
+    x, gen = _images(64), Seed(0).samples(torch.arange(64))
+    both = Augmentation(flip=True, crop=2)(x, gen)
+    assert torch.equal(both, random_flip(random_crop(x, gen.child("crop"), padding=2), gen.child("flip")))
+
+
+def test_wrong_options_are_all_listed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Augmentation(crop=-1, cutout=-2, rotation=200.0, brightness=1.5, crop_fill="edge")  # type: ignore[arg-type]
+    assert len(caught.value.faults) == 5
+    assert "rotation must lie in 0..180, got 200.0" in str(caught.value)
+    assert "unknown crop fill 'edge'" in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_device_draws_the_same_crops_flips_and_holes() -> None:
+    x, ids = _images(64), torch.arange(64)
+    augmentation = Augmentation(crop=3, flip=True, cutout=3, brightness=0.2)
+    on_gpu = augmentation(x.cuda(), Seed(0).samples(ids.cuda()))
+    assert torch.equal(on_gpu.cpu(), augmentation(x, Seed(0).samples(ids)))
+    turn = Augmentation(rotation=15)
+    turned = turn(x.cuda(), Seed(0).samples(ids.cuda())).cpu()
+    torch.testing.assert_close(turned, turn(x, Seed(0).samples(ids)), atol=1e-5, rtol=0)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from flatrock.core.errors import DataError
+from flatrock.data.dataset import Dataset
+from flatrock.data.split import held_out_split
+
+
+def _dataset(counts: list[int], name: str = "toy") -> Dataset:
+    y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    x = torch.arange(len(y), dtype=torch.float32)[:, None] / len(y)
+    return Dataset(name, x, y, len(counts))
+
+
+def test_parts_are_disjoint_complete_and_keep_their_ids() -> None:
+    data = _dataset([50] * 4)
+    split = held_out_split(data, size=40)
+    assert len(split.held_out) == 40
+    assert sorted([*split.train.ids.tolist(), *split.held_out.ids.tolist()]) == list(range(200))
+    for part in (split.train, split.held_out):
+        assert torch.equal(part.x, data.x[part.ids])
+        assert torch.equal(part.y, data.y[part.ids])
+
+
+@pytest.mark.parametrize(("size", "allowed"), [(40, {10}), (41, {10, 11}), (3, {0, 1})])
+def test_classes_are_equally_represented(size: int, allowed: set[int]) -> None:
+    counts = held_out_split(_dataset([50, 60, 40, 200]), size=size).held_out.y.bincount(minlength=4).tolist()
+    assert sum(counts) == size
+    assert set(counts) <= allowed
+
+
+def test_small_classes_give_at_most_half_and_the_others_make_up_for_it() -> None:
+    split = held_out_split(_dataset([4, 1, 100]), size=20)
+    assert split.held_out.y.bincount(minlength=3).tolist() == [2, 0, 18]
+    assert split.train.y.bincount(minlength=3).tolist() == [2, 1, 82]
+
+
+def test_choice_is_fixed_and_spread_over_the_data() -> None:
+    data = _dataset([500] * 2)
+    first, second = held_out_split(data, size=100), held_out_split(data, size=100)
+    assert first.digest == second.digest
+    assert torch.equal(first.held_out.ids, second.held_out.ids)
+    assert first.held_out.ids.tolist() == sorted(first.held_out.ids.tolist())
+    # A choice of the first or last samples of each class would be a biased one.
+    assert 150 < float(first.held_out.ids[first.held_out.ids < 500].double().mean()) < 350
+
+
+def test_a_held_out_set_contains_every_smaller_one() -> None:
+    data = _dataset([50] * 3)
+    small, large = (set(held_out_split(data, size=s).held_out.ids.tolist()) for s in (10, 30))
+    assert small < large
+
+
+def test_digest_and_choice_depend_on_name_and_length() -> None:
+    base = _dataset([50] * 3)
+    digests = {
+        held_out_split(base, size=30).digest,
+        held_out_split(dataclasses.replace(base, name="other"), size=30).digest,
+        held_out_split(_dataset([50, 50, 51]), size=30).digest,
+        held_out_split(base, size=31).digest,
+    }
+    assert len(digests) == 4
+    assert all(len(d) == 16 for d in digests)
+    assert held_out_split(base, size=30, name="other").digest in digests
+
+
+def test_digest_is_pinned() -> None:
+    # Published results name this split; a change of the rule must be noticed.
+    split = held_out_split(_dataset([5000] * 10, name="cifar10"), size=1000)
+    assert split.held_out.y.bincount().tolist() == [100] * 10
+    assert split.digest == "87c8b7ff142b3fab"
+
+
+@pytest.mark.parametrize("size", [0, -1, 76, 1000])
+def test_impossible_sizes_are_refused(size: int) -> None:
+    with pytest.raises(DataError, match=f"cannot hold out {size} of the 150 samples of 'toy'; choose 1 to 75"):
+        held_out_split(_dataset([50] * 3), size=size)
