@@ -163,6 +163,7 @@ def _source(layout: Layout) -> Source:
         name=layout.name,
         num_classes=layout.num_classes,
         input_shape=SHAPE,
+        train_size=50_000,
         needs=f"{layout.archive.filename}, or its .bin files in {layout.subfolder}/ or the folder itself",
         find=find,
         remote=(layout.archive,),

@@ -31,6 +31,7 @@ SOURCE = Source(
     name="digits",
     num_classes=10,
     input_shape=(1, 8, 8),
+    train_size=1297,
     needs="nothing to get, the images come with scikit-learn",
     find=lambda folder: "inside scikit-learn",
 )

@@ -95,6 +95,7 @@ SOURCE = Source(
     name="folder",
     num_classes=None,
     input_shape=None,
+    train_size=None,
     needs="put images of one size into FOLDER/train/<class>/ and FOLDER/test/<class>/ and pass --data-dir FOLDER",
     find=_found,
 )

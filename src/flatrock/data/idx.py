@@ -168,6 +168,7 @@ def _source(kind: Kind) -> Source:
         name=kind.name,
         num_classes=10,
         input_shape=SHAPE,
+        train_size=RECORDS["train"],
         needs=f"four idx-ubyte files, plain or .gz, in {kind.places[0]}/, {kind.places[1]}/ or the folder itself",
         find=find,
         remote=kind.remote,

@@ -39,6 +39,7 @@ SOURCE = Source(
     name="moons",
     num_classes=2,
     input_shape=(2,),
+    train_size=1000,
     needs="nothing to get, the points are computed",
     find=lambda folder: "computed",
 )

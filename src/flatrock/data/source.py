@@ -22,6 +22,7 @@ class Source:
     name: str
     num_classes: int | None
     input_shape: tuple[int, ...] | None
+    train_size: int | None
     needs: str
     find: Callable[[Path], str | None]
     remote: tuple[RemoteFile, ...] = ()
@@ -36,7 +37,7 @@ class Source:
         names = ", ".join(file.filename for file in self.remote)
         return (
             f"needs {self.needs}; get {names} ({size:.0f} MB) from {site}, put it in a folder and pass "
-            "--data-dir FOLDER (or set FLATROCK_DATA=FOLDER), or load with download=True"
+            "--data-dir FOLDER (or set FLATROCK_DATA=FOLDER), or train with --download"
         )
 
     def missing(self, what: str, folder: Path) -> DataError:

@@ -68,6 +68,7 @@ SOURCE = Source(
     name="svhn",
     num_classes=10,
     input_shape=SHAPE,
+    train_size=RECORDS["train"],
     needs="train_32x32.mat and test_32x32.mat (cropped digits)",
     find=_found,
     remote=(

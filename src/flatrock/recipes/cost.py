@@ -41,7 +41,7 @@ def estimate(recipe: Recipe, *, device: torch.device) -> Cost:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(x)
     forward = counter.get_total_flops() / PROBE_BATCH
-    train_size = info(recipe.data.name).train_size
+    train_size: int | None = recipe.data.options.get("points", info(recipe.data.name).train_size)
     samples = None if train_size is None else min(train_size - recipe.data.held_out, recipe.data.limit or train_size)
     per_epoch = None if samples is None else -(-samples // recipe.train.batch_size)
     steps = None if per_epoch is None else min(per_epoch * recipe.train.epochs, recipe.train.max_steps or 10**12)

@@ -1,0 +1,57 @@
+"""What the documents show is run: Python blocks are executed, `flatrock` commands parse, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flatrock.cli.main import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def test_pages_are_found() -> None:
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "diagnostics.md"} <= {p.name for p in PAGES}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), scope)
+    assert scope
+
+
+def test_readme_has_the_two_commands_first() -> None:
+    text = (ROOT / "README.md").read_text()
+    first = text.index("```")
+    assert text.index("make demo") < text.index("## "), "the two commands come before any section"
+    assert "make test" in text[first : first + 400]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_parse(page: Path) -> None:
+    known = {command.name for command in app.registered_commands}
+    for line in re.findall(r"^flatrock (.*)$", "\n".join(blocks(page, "sh")), re.M):
+        words = shlex.split(line, comments=True)
+        assert words[0] in known, line
+        done = CliRunner().invoke(app, [words[0], "--help"])
+        options = [w.split("=")[0] for w in words[1:] if w.startswith("--")]
+        assert all(option in done.output for option in options), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
