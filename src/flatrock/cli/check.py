@@ -9,7 +9,7 @@ import typer
 from flatrock.cli.console import console, friendly
 from flatrock.core.provenance import device_name
 from flatrock.recipes.build import recipe_hash
-from flatrock.recipes.cost import PROBE_BATCH, estimate
+from flatrock.recipes.cost import estimate
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.text import recipe_text
 from flatrock.recipes.train import pick_device
@@ -35,9 +35,7 @@ def run(
             _line("passes", f"{cost.forwards_per_step} forward passes of the network per step")
             _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
             _line("time", f"about {_human(cost.seconds)} on {device_name(where)}")
-            console.print(
-                f"  (time extrapolated from a batch of {PROBE_BATCH}: an order of magnitude)", highlight=False
-            )
+            console.print("  (time extrapolated from one batch: an order of magnitude)", highlight=False)
 
 
 def _line(name: str, text: str) -> None:

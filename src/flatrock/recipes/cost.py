@@ -15,12 +15,13 @@ from flatrock.recipes.build import build_model
 from flatrock.recipes.schema import Recipe
 
 PROBE_BATCH = 8
+QUICK = 2.0  # seconds a probe on a real batch may take
 BACKWARD = 2.0  # a backward pass through inputs and weights costs about twice the forward; inputs alone about once
 
 
 @dataclass(frozen=True)
 class Cost:
-    """An estimate; `seconds` comes from timing one small batch on this device, so read it as an order of magnitude."""
+    """An estimate; `seconds` extrapolates one timed batch on this device: an order of magnitude."""
 
     parameters: int
     samples: int | None
@@ -54,13 +55,22 @@ def estimate(recipe: Recipe, *, device: torch.device) -> Cost:
         steps=steps,
         forwards_per_step=attack_steps + passes,
         total_flops=None if images is None else images * forwards_per_image * forward,
-        seconds=None if images is None else images / PROBE_BATCH * _pass_seconds(model, x) * forwards_per_image / 2,
+        seconds=None
+        if images is None
+        else images * _seconds_per_image(model, x, recipe.train.batch_size) * forwards_per_image / 2,
     )
 
 
-def _pass_seconds(model: torch.nn.Module, x: torch.Tensor) -> float:
-    """Median time of one forward and input-backward pass."""
+def _seconds_per_image(model: torch.nn.Module, x: torch.Tensor, batch_size: int) -> float:
+    """Best time per image of a forward and input-backward pass; on a real batch where that is quick."""
     model.eval()
+    small = _best_time(model, x)
+    if small * batch_size / len(x) > QUICK:
+        return small / len(x)
+    return _best_time(model, x.repeat_interleave(-(-batch_size // len(x)), 0)[:batch_size]) / batch_size
+
+
+def _best_time(model: torch.nn.Module, x: torch.Tensor) -> float:
     times = []
     with frozen(model):
         for _ in range(4):
@@ -68,4 +78,4 @@ def _pass_seconds(model: torch.nn.Module, x: torch.Tensor) -> float:
             leaf = x.clone().requires_grad_(True)
             torch.autograd.grad(model(leaf).sum(), leaf)[0].sum().item()
             times.append(time.perf_counter() - begun)
-    return sorted(times[1:])[1]
+    return min(times)
