@@ -1,0 +1,58 @@
+"""Fixtures shared by all tests: one thread, the digits, and a small network trained on them once per session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from flatrock.core.rng import Seed
+from flatrock.models.catalog import create_model
+
+FGSM_RADIUS = 0.1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tensors are tiny here: a second thread costs more time than it gives, and one sums in a fixed order."""
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The 8x8 digits of scikit-learn in [0, 1], shuffled; 400 of them are kept for testing."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+@pytest.fixture(scope="session")
+def digits() -> Digits:
+    bunch = load_digits()
+    order = Seed(0).child("digits").permutation(len(bunch.target))
+    x = torch.tensor(bunch.images, dtype=torch.float32)[order, None] / 16
+    y = torch.tensor(bunch.target)[order]
+    return Digits(train_x=x[400:], train_y=y[400:], test_x=x[:400], test_y=y[:400])
+
+
+@pytest.fixture(scope="session")
+def digits_model(digits: Digits, one_thread: None) -> nn.Module:
+    """A convolutional network trained on one-step attacks written out here; treat it as read-only."""
+    model = create_model("digits_cnn", seed=0).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for epoch in range(8):
+        for rows in Seed(0).child("epoch", epoch).permutation(len(digits.train_x)).split(64):
+            x, y = digits.train_x[rows], digits.train_y[rows]
+            probe = x.clone().requires_grad_(True)
+            (grad,) = torch.autograd.grad(F.cross_entropy(model(probe), y), probe)
+            x_adv = (x + FGSM_RADIUS * grad.sign()).clamp(0, 1)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x_adv), y).backward()
+            optimizer.step()
+    return model.eval()

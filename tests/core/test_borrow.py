@@ -1,0 +1,174 @@
+"""What is borrowed from a model comes back exactly: modes, buffers, requires_grad, weights; also after an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.borrow import borrowed, frozen, kept_buffers, mode, nudged
+from flatrock.core.rng import Seed
+
+
+class Boom(Exception):
+    """Raised by the tests inside a borrowed block."""
+
+
+@contextmanager
+def leaving(how: str) -> Iterator[None]:
+    """Run a block to its end, or expect it to end by an error."""
+    if how == "error":
+        with pytest.raises(Boom):
+            yield
+    else:
+        yield
+
+
+def net() -> nn.Sequential:
+    """A network in train mode whose first BatchNorm the user froze."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.BatchNorm2d(4))
+    model.train()
+    model[1].eval()
+    return model
+
+
+def modes(model: nn.Module) -> list[bool]:
+    return [m.training for m in model.modules()]
+
+
+def end(how: str) -> None:
+    if how == "error":
+        raise Boom
+
+
+@pytest.mark.parametrize("how", ["normal", "error"])
+@pytest.mark.parametrize("training", [True, False])
+def test_mode_is_given_back_per_module(how: str, training: bool) -> None:
+    model = net()
+    before = modes(model)
+    assert len(set(before)) == 2
+    with leaving(how), mode(model, training=training):
+        assert modes(model) == [training] * len(before)
+        end(how)
+    assert modes(model) == before
+
+
+@pytest.mark.parametrize("how", ["normal", "error"])
+def test_kept_buffers_undoes_batchnorm_ticks(how: str) -> None:
+    model = net()
+    before = [b.clone() for b in model.buffers()]
+    held = list(model.buffers())
+    with leaving(how), kept_buffers(model):
+        model(torch.rand(8, 1, 6, 6))
+        assert not all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
+        end(how)
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
+    assert all(a is b for a, b in zip(model.buffers(), held, strict=True))
+
+
+class Counter(nn.Module):
+    """Counts its calls in a buffer that it replaces instead of changing in place."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return x
+
+
+@pytest.mark.parametrize("how", ["normal", "error"])
+def test_kept_buffers_undoes_a_replaced_buffer(how: str) -> None:
+    model = nn.Sequential(Counter(), nn.Flatten())
+    with leaving(how), kept_buffers(model):
+        model(torch.rand(2, 3))
+        end(how)
+    assert float(next(model.buffers())) == 0
+
+
+@pytest.mark.parametrize("how", ["normal", "error"])
+def test_frozen_gives_back_each_requires_grad_and_leaves_grad_alone(how: str) -> None:
+    model = net()
+    model[0].bias.requires_grad_(False)
+    model[0].weight.grad = torch.full_like(model[0].weight, 7.0)
+    before = [p.requires_grad for p in model.parameters()]
+    with leaving(how), frozen(model):
+        assert not any(p.requires_grad for p in model.parameters())
+        end(how)
+    assert [p.requires_grad for p in model.parameters()] == before
+    assert (model[0].weight.grad == 7).all()
+    assert model[1].weight.grad is None
+
+
+@pytest.mark.parametrize("how", ["normal", "error"])
+def test_nudged_moves_the_named_weights_and_restores_every_bit(how: str) -> None:
+    model = net()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    gen = Seed(0).generator()
+    shift = {n: torch.randn(p.shape, generator=gen) / 3 for n, p in before.items() if n != "0.bias"}
+    with leaving(how), nudged(model, shift):
+        for name, p in model.named_parameters():
+            expected = before[name] + shift[name] if name in shift else before[name]
+            assert torch.equal(p, expected)
+        end(how)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_nudged_by_subtraction_would_not_have_been_exact() -> None:
+    """w + v - v loses bits; this is why the old values are copied back."""
+    w, v = torch.tensor([0.1]), torch.tensor([1e3])
+    assert not torch.equal(w + v - v, w)
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(w)
+    with nudged(model, {"weight": v[None]}):
+        pass
+    assert torch.equal(model.weight.detach(), w[None])
+
+
+def test_nudged_restores_when_a_later_shift_does_not_fit() -> None:
+    model = nn.Linear(2, 3)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    shift = {"weight": torch.ones(3, 2), "bias": torch.ones(5)}
+    with pytest.raises(RuntimeError), nudged(model, shift):
+        pass
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_nudged_keeps_gradients_flowing_to_the_same_parameter() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    with nudged(model, {"weight": torch.ones(1, 2)}):
+        model(torch.tensor([[2.0, 3.0]])).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize("how", ["normal", "error"])
+def test_borrowed_gives_everything_back(how: str) -> None:
+    model = net()
+    seen = (modes(model), [p.requires_grad for p in model.parameters()])
+    buffers = [b.clone() for b in model.buffers()]
+    rng = torch.get_rng_state()
+    with leaving(how), borrowed(model, "cpu"):
+        assert not any(modes(model))
+        assert not any(p.requires_grad for p in model.parameters())
+        torch.rand(5)
+        model.train()(torch.rand(8, 1, 6, 6))
+        end(how)
+    assert seen == (modes(model), [p.requires_grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+@pytest.mark.parametrize("lend", [lambda m: mode(m, training=False), kept_buffers, frozen, lambda m: nudged(m, {})])
+def test_a_model_without_tensors_can_be_borrowed(lend: Callable[[nn.Module], AbstractContextManager[None]]) -> None:
+    model = nn.Flatten()
+    with lend(model):
+        model(torch.rand(2, 3, 4))
+    assert model.training

@@ -1,0 +1,95 @@
+"""Numbers as people write them, and text that must never be taken for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import number, scalar
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8/255", 8 / 255),
+        (" 8 / 255 ", 8 / 255),
+        ("1e-3", 0.001),
+        ("5E-4", 5e-4),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("-2", -2.0),
+        ("+0.25", 0.25),
+        ("1.5/3e0", 0.5),
+        ("-1/4", -0.25),
+        (3, 3.0),
+        (0.1, 0.1),
+    ],
+)
+def test_numbers_are_read(text: Any, value: float) -> None:
+    result = number(text)
+    assert result == value
+    assert isinstance(result, float)
+
+
+@pytest.mark.parametrize("text", ["1/0", "0/0", "1/0.0", "3/-0"])
+def test_division_by_zero_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="divides by zero"):
+        number(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "inf", "-inf", "nan", "Infinity", "__import__('os')", "1+1", "1//2", "1/2/3", "0x10", "1e", "e3"],
+)
+def test_other_text_is_refused_by_value(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected a number or a fraction such as 8/255, got"):
+        number(text)
+
+
+@pytest.mark.parametrize("value", [True, False, None, [1], {"a": 1}, 1j, b"1"])
+def test_other_types_are_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a number"):
+        number(value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), "1e999", "-1e999", "1e300/1e-300"])
+def test_non_finite_values_are_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="finite"):
+        number(value)
+
+
+def test_an_integer_beyond_float_is_refused_not_a_crash() -> None:
+    with pytest.raises(ConfigError, match="finite"):
+        number(10**400)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("None", None),
+        ("20", 20),
+        ("-3", -3),
+        ("2/255", 2 / 255),
+        ("1e-3", 0.001),
+        ("cw", "cw"),
+        ("inf", "inf"),
+        ("nan", "nan"),
+        ("__import__", "__import__"),
+        ("1.2.3", "1.2.3"),
+        ("", ""),
+    ],
+)
+def test_words_of_the_command_line(text: str, value: Any) -> None:
+    result = scalar(text)
+    assert result == value
+    assert type(result) is type(value)
+
+
+def test_a_word_that_divides_by_zero_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="divides by zero"):
+        scalar("8/0")

@@ -1,0 +1,174 @@
+"""Results and epochs go to JSON and come back; numbers that do not follow from the flags are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatrock.core.errors import StateError
+from flatrock.core.provenance import VERSION, birth_certificate, commit
+from flatrock.core.records import EpochRecord, Finding, Result, Run
+
+
+def flags(text: str) -> torch.Tensor:
+    return torch.tensor([c == "1" for c in text])
+
+
+def a_result() -> Result:
+    return Result(
+        threat={"norm": "linf", "eps": 8 / 255},
+        flags={"clean": flags("1111110"), "pgd-20": flags("1110000"), "cw-20": flags("1101000")},
+        findings=(Finding("E01", "was in train mode", "call eval()"),),
+        costs={"pgd-20": {"seconds": 0.5, "samples": 6.0}},
+        marks=("test-selected",),
+        provenance={"seed": 3, "torch": "2"},
+    )
+
+
+def test_accuracies_are_fractions_of_all_samples() -> None:
+    result = a_result()
+    assert result.n == 7
+    assert result.clean == 6 / 7
+    assert result.per_attack == {"pgd-20": 3 / 7, "cw-20": 3 / 7}
+    assert result.worst.tolist() == flags("1100000").tolist()
+    assert result.robust == 2 / 7
+
+
+def test_result_survives_json() -> None:
+    result = a_result()
+    again = Result.from_json(result.to_json())
+    assert again.to_json() == result.to_json()
+    assert again.flags.keys() == result.flags.keys()
+    assert all(torch.equal(again.flags[k], result.flags[k]) for k in result.flags)
+    assert (again.findings, again.marks, again.threat) == (result.findings, result.marks, result.threat)
+    assert (again.costs, again.provenance) == (result.costs, result.provenance)
+
+
+def raised(key: str) -> Callable[[dict[str, Any]], None]:
+    def change(d: dict[str, Any]) -> None:
+        d[key] += 0.01
+
+    return change
+
+
+def better_attack(d: dict[str, Any]) -> None:
+    d["per_attack"]["cw-20"] = 1.0
+
+
+def hidden_attack(d: dict[str, Any]) -> None:
+    del d["per_attack"]["cw-20"]
+
+
+def flipped_flag(d: dict[str, Any]) -> None:
+    d["flags"]["pgd-20"][0] = 0
+
+
+@pytest.mark.parametrize(
+    "change", [raised("clean"), raised("robust"), raised("n"), better_attack, hidden_attack, flipped_flag]
+)
+def test_numbers_that_do_not_follow_from_the_flags_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    d = json.loads(a_result().to_json())
+    change(d)
+    with pytest.raises(StateError, match=r"runs/a\.json: its accuracies do not follow from its flags"):
+        Result.from_json(json.dumps(d), "runs/a.json")
+
+
+def lost_clean(d: dict[str, Any]) -> None:
+    del d["flags"]["clean"]
+
+
+def short_flags(d: dict[str, Any]) -> None:
+    d["flags"]["cw-20"].pop()
+
+
+def no_flags(d: dict[str, Any]) -> None:
+    d["flags"] = {}
+
+
+def text_flags(d: dict[str, Any]) -> None:
+    d["flags"]["clean"] = "1111110"
+
+
+def odd_finding(d: dict[str, Any]) -> None:
+    d["findings"] = [{"code": "E01"}]
+
+
+@pytest.mark.parametrize("change", [lost_clean, short_flags, no_flags, text_flags, odd_finding])
+def test_a_result_with_broken_parts_is_a_state_error(change: Callable[[dict[str, Any]], None]) -> None:
+    d = json.loads(a_result().to_json())
+    change(d)
+    with pytest.raises(StateError, match="evaluate again"):
+        Result.from_json(json.dumps(d))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "{}", '{"flags": 1}'])
+def test_text_that_is_no_result_is_refused(text: str) -> None:
+    with pytest.raises(StateError, match=r"best\.json is not a flatrock result"):
+        Result.from_json(text, "best.json")
+
+
+def test_every_missing_key_is_refused() -> None:
+    d = json.loads(a_result().to_json())
+    for key in set(d) - {"schema"}:
+        with pytest.raises(StateError, match="not a flatrock result"):
+            Result.from_json(json.dumps({k: v for k, v in d.items() if k != key}))
+
+
+def test_a_finding_reads_as_one_line() -> None:
+    assert str(Finding("E01", "was in train mode", "call eval()")) == "E01: was in train mode; call eval()"
+
+
+def an_epoch(**changes: Any) -> EpochRecord:
+    values: dict[str, Any] = {
+        "epoch": 3,
+        "step": 900,
+        "lr": 0.05,
+        "terms": {"ce": 1.5, "kl": 0.25},
+        "running_accuracy": 0.5,
+        "clean": 0.8,
+        "robust": 0.5,
+        "train_robust": 0.75,
+        "selected_on": "held_out",
+        "best_epoch": 2,
+        "seconds": 1.5,
+        "images_per_second": 1000.0,
+    }
+    return EpochRecord(**{**values, **changes})
+
+
+def test_epoch_record_survives_json_and_shows_its_gap() -> None:
+    record = an_epoch()
+    d = json.loads(json.dumps(record.to_dict()))
+    assert d["gap"] == 0.25
+    assert EpochRecord.from_dict(d) == record
+
+
+@pytest.mark.parametrize("missing", ["robust", "train_robust"])
+def test_no_gap_without_both_accuracies(missing: str) -> None:
+    assert an_epoch(**{missing: None}).gap is None
+
+
+def test_a_run_knows_its_last_and_best_epoch() -> None:
+    epochs = tuple(an_epoch(epoch=e, best_epoch=best) for e, best in ((1, 1), (2, 2), (3, 2)))
+    run = Run(folder=Path("runs/a"), records=epochs, status="done")
+    assert run.last.epoch == 3
+    assert run.best.epoch == 2
+    unprobed = Run(folder=Path("runs/a"), records=(an_epoch(epoch=5, best_epoch=None),), status="done")
+    assert unprobed.best.epoch == 5
+
+
+def test_birth_certificate_tells_code_machine_and_seed() -> None:
+    born = birth_certificate(device="cpu", seed=4, recipe="abc")
+    assert born["flatrock"] == VERSION
+    assert born["torch"] == torch.__version__
+    assert born["seed"] == 4
+    assert born["recipe"] == "abc"
+    assert born["commit"] == commit()
+    assert born["device"].startswith("cpu")
+    assert born["time"].endswith("+00:00")
+    assert json.loads(json.dumps(born)) == born

@@ -1,0 +1,243 @@
+"""What an evaluation says: who survives what, in any batch, at what cost, and with which doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.errors import ConfigError, ThreatError
+from flatrock.core.records import Result
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.core.threat import L2, Linf
+from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, evaluate
+
+
+class Net(nn.Module):
+    """A small random network in float64; optionally watched or made to end in a softmax."""
+
+    def __init__(self, ending: nn.Module | None = None) -> None:
+        super().__init__()
+        with kept_global_rng(seed=Seed(0).child("net")):
+            self.body = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Linear(24, 4)).double()
+        self.ending = ending or nn.Identity()
+        self.rows: list[int] = []
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.append(len(x))
+        logits: Tensor = self.ending(4 * self.body(x))
+        return logits
+
+
+def data(n: int = 90) -> tuple[Tensor, Tensor]:
+    """Inputs and labels, two thirds of them the network's own answers."""
+    x = torch.rand(n, 12, generator=Seed(1).generator(), dtype=torch.float64)
+    y = Net()(x).detach().argmax(1)
+    y[::3] = (y[::3] + 1) % 4
+    return x, y
+
+
+THREAT = Linf(0.03)
+PLAN = ["fgsm", "pgd-5", "cw-5", "mt-3"]
+
+
+def flags_equal(a: Result, b: Result) -> bool:
+    return a.flags.keys() == b.flags.keys() and all(torch.equal(a.flags[k], b.flags[k]) for k in a.flags)
+
+
+# What the numbers mean
+
+
+def test_robust_is_the_worst_case_of_each_sample() -> None:
+    x, y = data()
+    result = evaluate(Net(), x, y, THREAT, attacks=PLAN)
+    flags = result.flags
+    assert list(flags) == ["clean", *PLAN]
+    assert all(flag.shape == (90,) and flag.dtype == torch.bool for flag in flags.values())
+    by_hand = [all(bool(flags[k][i]) for k in flags) for i in range(90)]
+    assert result.worst.tolist() == by_hand
+    assert result.robust == sum(by_hand) / 90
+    assert result.robust <= min(result.per_attack.values()) < max(result.per_attack.values()) < result.clean
+
+
+def test_clean_accuracy_is_that_of_a_plain_pass() -> None:
+    x, y = data()
+    right = Net()(x).argmax(1) == y
+    result = evaluate(Net(), x, y, THREAT, attacks=["fgsm"])
+    assert torch.equal(result.flags["clean"], right)
+    assert result.clean == float(right.double().mean()) == 60 / 90
+
+
+def test_misclassified_samples_count_as_broken_and_cost_nothing() -> None:
+    x, y = data()
+    model = Net()
+    result = evaluate(model, x, y, Linf(0.0), attacks=["pgd-5"])
+    assert result.robust == result.clean == 60 / 90
+    assert not bool(result.flags["pgd-5"][::3].any())
+    assert model.rows == [90, *[60] * 5, 60], "one clean pass, five steps and the verdict on the 60 that were right"
+
+
+def test_each_attack_is_judged_on_its_own() -> None:
+    x, y = data()
+    together = evaluate(Net(), x, y, THREAT, attacks=PLAN)
+    backwards = evaluate(Net(), x, y, THREAT, attacks=PLAN[::-1])
+    for name in PLAN:
+        alone = evaluate(Net(), x, y, THREAT, attacks=[name])
+        assert torch.equal(alone.flags[name], together.flags[name])
+        assert torch.equal(backwards.flags[name], together.flags[name])
+    assert backwards.robust == together.robust
+
+
+@pytest.mark.parametrize("threat", [Linf(0.03), L2(0.15)], ids=["linf", "l2"])
+def test_verdicts_do_not_depend_on_the_batch_size(threat: Linf | L2) -> None:
+    x, y = data()
+    plan = ["fgsm", "pgd-5:restarts=2", "cw-5", "kl-pgd-5", "mt-3"]
+    whole = evaluate(Net(), x, y, threat, attacks=plan, batch_size=1000)
+    assert 0 < whole.robust < whole.clean
+    for size in (1, 7, 64):
+        assert flags_equal(evaluate(Net(), x, y, threat, attacks=plan, batch_size=size), whole)
+
+
+def test_seeds_reproduce_and_differ() -> None:
+    x, y = data()
+
+    def run(seed: int) -> Result:
+        return evaluate(Net(), x, y, THREAT, attacks=["pgd-1:step_size=1/255", "kl-pgd-2"], seed=seed)
+
+    assert flags_equal(run(3), run(3))
+    assert any(not flags_equal(run(3), run(seed)) for seed in (4, 5, 6))
+
+
+def test_text_and_mapping_name_the_same_attack() -> None:
+    x, y = data()
+    text = evaluate(Net(), x, y, THREAT, attacks=["pgd-5"])
+    mapping = evaluate(Net(), x, y, THREAT, attacks=[{"name": "pgd", "steps": 5}])
+    assert flags_equal(text, mapping)
+
+
+def test_one_attack_may_be_given_as_bare_text() -> None:
+    x, y = data()
+    assert list(evaluate(Net(), x, y, THREAT, attacks="pgd-5").flags) == ["clean", "pgd-5"]
+
+
+def test_default_attacks() -> None:
+    x, y = data(9)
+    assert list(evaluate(Net(), x, y, THREAT).flags) == ["clean", *DEFAULT_ATTACKS]
+
+
+def test_the_verdict_is_a_pass_over_what_the_attack_returned() -> None:
+    """A model that answers differently when gradients are asked for is judged without them."""
+
+    class TwoFaced(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            return logits.roll(1, 1) if torch.is_grad_enabled() else logits
+
+    x, y = data()
+    y = Net()(x).detach().argmax(1)
+    assert evaluate(TwoFaced(), x, y, Linf(0.0), attacks=["pgd-3"]).robust == 1
+
+
+# Sizes at the edge
+
+
+def test_one_sample() -> None:
+    x, y = data()
+    result = evaluate(Net(), x[1:2], y[1:2], THREAT, attacks=PLAN)
+    assert result.n == 1
+    assert result.clean == 1
+
+
+class Viewer(Net):
+    """Flattens with view(n, -1), which torch refuses for an empty batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd-3", "kl-pgd-3", "mt-3"])
+@pytest.mark.parametrize("make", [Net, Viewer])
+def test_nothing_right_means_nothing_to_attack(make: Callable[[], Net], name: str) -> None:
+    x, _ = data()
+    wrong = (Net()(x).detach().argmax(1) + 1) % 4
+    model = make()
+    result = evaluate(model, x, wrong, THREAT, attacks=[name])
+    assert (result.clean, result.robust) == (0, 0)
+    assert 0 not in model.rows
+    assert result.costs[name]["samples"] == 0
+
+
+@pytest.mark.parametrize("make", [Net, Viewer])
+def test_all_broken_at_once(make: Callable[[], Net]) -> None:
+    x, y = data()
+    result = evaluate(make(), x, y, Linf(1.0), attacks=["pgd-20:step_size=0.5", "mt-5"])
+    assert result.robust == 0
+    assert result.clean > 0
+
+
+def test_nothing_to_evaluate_is_an_error() -> None:
+    with pytest.raises(ThreatError, match="nothing to evaluate: x has no samples"):
+        evaluate(Net(), torch.zeros(0, 12), torch.zeros(0, dtype=torch.int64), THREAT)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_batches_have_at_least_one_sample(size: int) -> None:
+    x, y = data(9)
+    with pytest.raises(ConfigError, match="batch_size must be at least 1, got"):
+        evaluate(Net(), x, y, THREAT, batch_size=size)
+
+
+# Where it runs
+
+
+class Travelled(Net):
+    """Notes where it is sent."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+        self.fails = fails
+
+    def to(self, *args: Any, **kwargs: Any) -> Travelled:
+        self.sent.append(str(args[0]))
+        return super().to(*args, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails:
+            raise KeyError("inside the model")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_model_lent_to_a_device_is_brought_home(fails: bool) -> None:
+    x, y = data(9)
+    model = Travelled(fails=fails)
+    model.sent.clear()
+    if fails:
+        with pytest.raises(KeyError, match="inside the model"):
+            evaluate(model, x, y, THREAT, attacks=["fgsm"], device="cpu")
+    else:
+        evaluate(model, x, y, THREAT, attacks=["fgsm"], device="cpu")
+    assert model.sent[0] == model.sent[-1] == "cpu"
+    assert len(model.sent) == 2
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_a_model_without_tensors_is_evaluated_on_the_cpu() -> None:
+    x = torch.rand(20, 4, generator=Seed(2).generator())
+    result = evaluate(nn.Flatten(), x, x.argmax(1), Linf(0.05), attacks=["pgd-5"])
+    assert result.clean == 1
+    assert 0 < result.robust < 1
+
+
+@pytest.mark.gpu
+def test_the_gpu_finds_what_the_cpu_finds_and_the_model_comes_home() -> None:
+    x, y = data()
+    model = Net()
+    on_gpu = evaluate(model, x, y, THREAT, attacks=PLAN, device="cuda")
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert flags_equal(on_gpu, evaluate(model, x, y, THREAT, attacks=PLAN))

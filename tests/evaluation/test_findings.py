@@ -1,0 +1,204 @@
+"""The doubts an evaluation raises about itself, the plan of attacks it follows, and the record it leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.provenance import VERSION
+from flatrock.core.records import Result
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.core.threat import L2, Linf
+from flatrock.evaluation.checks import TEST_SELECTED
+from flatrock.evaluation.evaluate import evaluate, make_plan
+
+THREAT = Linf(0.03)
+PLAN = ["fgsm", "pgd-5", "cw-5", "mt-3"]
+
+
+def net(ending: nn.Module | None = None) -> nn.Sequential:
+    """A small random network in float64 and eval mode, with anything at its end."""
+    with kept_global_rng(seed=Seed(0).child("net")):
+        layers = [nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Linear(24, 4), ending or nn.Identity()]
+    return nn.Sequential(*layers).double().eval()
+
+
+def data(n: int = 90) -> tuple[Tensor, Tensor]:
+    """Inputs and labels, two thirds of them the network's own answers."""
+    x = torch.rand(n, 12, generator=Seed(1).generator(), dtype=torch.float64)
+    y = net()(x).detach().argmax(1)
+    y[::3] = (y[::3] + 1) % 4
+    return x, y
+
+
+# Findings
+
+
+def codes(result: Result) -> list[str]:
+    return [finding.code for finding in result.findings]
+
+
+def test_a_sound_evaluation_has_no_findings() -> None:
+    x, y = data(9)
+    assert codes(evaluate(net(), x, y, THREAT, attacks=["fgsm"])) == []
+
+
+@pytest.mark.parametrize("part", ["all", "body"])
+def test_e01_a_model_in_train_mode(part: str) -> None:
+    x, y = data(9)
+    model = net()
+    (model if part == "all" else model[1]).train()
+    result = evaluate(model, x, y, THREAT, attacks=["fgsm"])
+    assert codes(result) == ["E01"]
+    assert "model.eval()" in result.findings[0].cure
+    assert torch.equal(result.flags["clean"], evaluate(net(), x, y, THREAT, attacks=["fgsm"]).flags["clean"])
+
+
+@pytest.mark.parametrize("batch_size", [4, 100])
+def test_e02_a_model_that_returns_probabilities(batch_size: int) -> None:
+    x, y = data(30)
+    result = evaluate(net(nn.Softmax(1)), x, y, THREAT, attacks=["fgsm"], batch_size=batch_size)
+    assert codes(result) == ["E02"]
+    assert "softmax" in result.findings[0].cure
+
+
+class Mostly(nn.Module):
+    """Probabilities for all but the last row."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        keep = torch.arange(len(z)) < len(z) - 1
+        return torch.where(keep[:, None], z.softmax(1), z)
+
+
+@pytest.mark.parametrize("ending", [nn.LogSoftmax(1), nn.Sigmoid(), Mostly()])
+@pytest.mark.parametrize("batch_size", [29, 100])
+def test_e02_is_not_raised_by_other_outputs(ending: nn.Module, batch_size: int) -> None:
+    x, y = data(30)
+    assert codes(evaluate(net(ending), x, y, THREAT, attacks=["fgsm"], batch_size=batch_size)) == []
+
+
+def test_e03_weights_chosen_on_the_test_set() -> None:
+    x, y = data(9)
+    result = evaluate(net(), x, y, THREAT, attacks=["fgsm"], marks=(TEST_SELECTED,))
+    assert codes(result) == ["E03"]
+    assert result.marks == (TEST_SELECTED,)
+    assert "held_out" in result.findings[0].cure
+    assert codes(evaluate(net(), x, y, THREAT, attacks=["fgsm"], marks=("something-else",))) == []
+
+
+def test_findings_add_up() -> None:
+    x, y = data(9)
+    model = net(nn.Softmax(1)).train()
+    assert codes(evaluate(model, x, y, THREAT, attacks=["fgsm"], marks=(TEST_SELECTED,))) == ["E01", "E03", "E02"]
+
+
+# The plan
+
+
+def test_all_faults_of_a_plan_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_plan(["pgd-20", "pdg-20", "pgd-20:step=3", {"name": "cw", "steps": -1}, 7])  # type: ignore[list-item]
+    text = str(caught.value)
+    assert len(caught.value.faults) == 4
+    for part in (
+        "'pdg-20'",
+        "did you mean 'pgd'",
+        "'step'",
+        "did you mean 'steps'",
+        "steps must be a whole number",
+        "7",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("attacks", "label"),
+    [
+        (["pgd-20", "pgd-20"], "pgd-20"),
+        (["pgd-20", {"name": "pgd", "steps": 20, "restarts": 5}], "pgd-20"),
+        ([{"name": "fgsm", "label": "clean"}], "clean"),
+    ],
+)
+def test_labels_are_given_once(attacks: list[Any], label: str) -> None:
+    with pytest.raises(ConfigError, match=f"attack label '{label}' is taken; give one of the two a 'label'"):
+        make_plan(attacks)
+
+
+def test_a_label_of_its_own_tells_two_attacks_apart() -> None:
+    plan = make_plan(["pgd-20", {"name": "pgd", "steps": 20, "restarts": 5, "label": "pgd-20 x5"}])
+    assert list(plan) == ["pgd-20", "pgd-20 x5"]
+
+
+def test_a_fault_in_the_plan_comes_before_any_work() -> None:
+    x, y = data(9)
+    calls: list[int] = []
+    model = net()
+    model.register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(ConfigError):
+        evaluate(model, x, y, THREAT, attacks=["pgd-5", "pdg-5"])
+    assert calls == []
+
+
+# Record keeping
+
+
+def test_costs_are_recorded() -> None:
+    x, y = data()
+    result = evaluate(net(), x, y, THREAT, attacks=PLAN)
+    assert set(result.costs) == set(PLAN)
+    for cost in result.costs.values():
+        assert cost["samples"] == 60
+        assert cost["seconds"] > 0
+
+
+def test_provenance_and_threat_are_recorded() -> None:
+    x, y = data(9)
+    result = evaluate(net(), x, y, L2(0.5), attacks=["fgsm"], seed=11, batch_size=3, provenance={"recipe": "abc"})
+    assert result.threat == {"norm": "l2", "eps": 0.5}
+    born = dict(result.provenance)
+    assert {"flatrock", "commit", "torch", "python", "device", "seed", "time", "batch_size", "recipe"} <= set(born)
+    assert (born["flatrock"], born["torch"]) == (VERSION, torch.__version__)
+    assert (born["seed"], born["batch_size"], born["recipe"]) == (11, 3, "abc")
+
+
+def test_a_result_survives_json() -> None:
+    x, y = data()
+    result = evaluate(net(nn.Softmax(1)), x, y, THREAT, attacks=PLAN, marks=(TEST_SELECTED,))
+    again = Result.from_json(result.to_json())
+    assert all(torch.equal(again.flags[k], result.flags[k]) for k in result.flags)
+    assert again.findings == result.findings
+    assert again.robust == result.robust
+
+
+class Listener:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def begin(self, task: str, total: int, done: int = 0) -> None:
+        self.told.append(("begin", total))
+
+    def advance(self, units: int, note: str = "") -> None:
+        self.told.append((units, note))
+
+    def end(self) -> None:
+        self.told.append("end")
+
+    def say(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+def test_progress_adds_up() -> None:
+    x, y = data()
+    listener = Listener()
+    evaluate(net(), x, y, THREAT, attacks=["fgsm", "pgd-2"], batch_size=25, progress=listener)
+    assert listener.told == [
+        ("begin", 120),
+        *[(units, name) for name in ("fgsm", "pgd-2") for units in (25, 25, 10)],
+        "end",
+    ]
