@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from flatrock.core.rng import Seed
@@ -34,6 +33,8 @@ class Digits:
 
 @pytest.fixture(scope="session")
 def digits() -> Digits:
+    from sklearn.datasets import load_digits  # here, because few tests need it and it is slow to import
+
     bunch = load_digits()
     order = Seed(0).child("digits").permutation(len(bunch.target))
     x = torch.tensor(bunch.images, dtype=torch.float32)[order, None] / 16

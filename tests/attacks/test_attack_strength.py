@@ -198,11 +198,12 @@ def test_soft_labels_work_with_restarts(loss: str, conv_net: Make, images: Make,
     assert x_adv.shape == x.shape
 
 
-def test_kl_attack_needs_no_labels(conv_net: Make, images: Make, right_labels: Make) -> None:
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_kl_attack_needs_no_labels(restarts: int, conv_net: Make, images: Make, right_labels: Make) -> None:
     """Unlabeled samples (y = -1) are attacked like any other."""
     model, x = conv_net(), images(16)
     y, none = right_labels(model, x), torch.full((16,), -1)
-    chosen = GradientAttack(loss="kl", steps=3)
+    chosen = GradientAttack(loss="kl", steps=3, restarts=restarts)
     assert torch.equal(
         craft(chosen, model, x, none, Linf(0.03), gen_for(x)), craft(chosen, model, x, y, Linf(0.03), gen_for(x))
     )

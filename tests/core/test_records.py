@@ -39,6 +39,13 @@ def test_accuracies_are_fractions_of_all_samples() -> None:
     assert result.robust == 2 / 7
 
 
+def test_a_sample_that_is_wrong_unperturbed_is_never_robust() -> None:
+    result = Result(threat={}, flags={"clean": flags("0110"), "pgd": flags("1110")})
+    assert result.worst.tolist() == [False, True, True, False]
+    assert result.robust == 0.5
+    assert result.per_attack == {"pgd": 0.75}
+
+
 def test_result_survives_json() -> None:
     result = a_result()
     again = Result.from_json(result.to_json())

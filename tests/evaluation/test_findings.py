@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,19 +67,23 @@ def test_e02_a_model_that_returns_probabilities(batch_size: int) -> None:
     assert "softmax" in result.findings[0].cure
 
 
-class Mostly(nn.Module):
-    """Probabilities for all but the last row."""
+class Later(nn.Module):
+    """Logits in the first batch, probabilities from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
 
     def forward(self, z: Tensor) -> Tensor:
-        keep = torch.arange(len(z)) < len(z) - 1
-        return torch.where(keep[:, None], z.softmax(1), z)
+        self.calls += 1
+        return z if self.calls == 1 else z.softmax(1)
 
 
-@pytest.mark.parametrize("ending", [nn.LogSoftmax(1), nn.Sigmoid(), Mostly()])
-@pytest.mark.parametrize("batch_size", [29, 100])
-def test_e02_is_not_raised_by_other_outputs(ending: nn.Module, batch_size: int) -> None:
+@pytest.mark.parametrize("ending", [lambda: nn.LogSoftmax(1), nn.Sigmoid, Later])
+@pytest.mark.parametrize("batch_size", [10, 100])
+def test_e02_is_not_raised_by_other_outputs(ending: Callable[[], nn.Module], batch_size: int) -> None:
     x, y = data(30)
-    assert codes(evaluate(net(ending), x, y, THREAT, attacks=["fgsm"], batch_size=batch_size)) == []
+    assert codes(evaluate(net(ending()), x, y, THREAT, attacks=["fgsm"], batch_size=batch_size)) == []
 
 
 def test_e03_weights_chosen_on_the_test_set() -> None:
