@@ -52,8 +52,8 @@ Go = Callable[[nn.Module, Tensor, Tensor, Any], object]
         (X - 1e-4, r"inputs must lie in \[0, 1\]"),
         (torch.where(X > 0.9, torch.nan, X), "NaN or infinity; clean the data"),
         (torch.where(X > 0.9, torch.inf, X), "NaN or infinity; clean the data"),
-        ((X * 255).to(torch.uint8), r"inputs must be a float tensor .*got torch.uint8"),
-        (X[:, 0], r"inputs must be a float tensor \[n, ...\], got torch.float32 of shape \(6,\)"),
+        ((X * 255).to(torch.uint8), r"inputs must be float32 or float64 .*got torch.uint8"),
+        (X[:, 0], r"inputs must be float32 or float64 \[n, ...\], got torch.float32 of shape \(6,\)"),
     ],
 )
 def test_inputs_outside_the_contract(go: Go, x: Tensor, message: str) -> None:

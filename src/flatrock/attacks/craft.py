@@ -23,10 +23,12 @@ def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> None:
     """Inputs are finite floats in [0, 1] with one class index each, and eps fits the box; else ThreatError."""
     if not isinstance(threat, Threat):
         raise ThreatError(f"threat must be flatrock.Linf(eps) or flatrock.L2(eps), got {threat!r}")
-    if not x.is_floating_point() or x.dim() < 2:
-        raise ThreatError(f"inputs must be a float tensor [n, ...], got {x.dtype} of shape {tuple(x.shape)}")
-    if y.shape != x.shape[:1] or y.is_floating_point():
-        raise ThreatError(f"labels must be integers of shape ({x.shape[0]},), got {y.dtype} of {tuple(y.shape)}")
+    if x.dtype not in (torch.float32, torch.float64) or x.dim() < 2:
+        raise ThreatError(f"inputs must be float32 or float64 [n, ...], got {x.dtype} of shape {tuple(x.shape)}")
+    if y.shape != x.shape[:1] or y.dtype != torch.int64:
+        raise ThreatError(
+            f"labels must be integers of shape ({x.shape[0]},), got {y.dtype} of {tuple(y.shape)}; use y.long()"
+        )
     if x.shape[0] == 0:
         return
     if not bool(torch.isfinite(x).all()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,10 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +45,10 @@ class GradientAttack:
             faults.append(f"steps must be a whole number >= 0, got {self.steps!r}")
         if not isinstance(self.restarts, int) or isinstance(self.restarts, bool) or self.restarts < 1:
             faults.append(f"restarts must be a whole number >= 1, got {self.restarts!r}")
-        if self.step_size is not None and not 0 < self.step_size <= 1:
+        if not (self.step_size is None or (_is_number(self.step_size) and 0 < self.step_size <= 1)):
             faults.append(f"step_size must lie in (0, 1] (pixel units), got {self.step_size!r}; write 2/255, not 2")
+        if not (_is_number(self.noise) and math.isfinite(self.noise)):
+            faults.append(f"noise must be a number (pixel units), got {self.noise!r}")
         if self.loss == "kl" and self.start == "zero":
             faults.append("loss 'kl' has zero gradient at the clean input; use start 'gaussian' or 'uniform'")
         if faults:
@@ -54,25 +62,28 @@ class GradientAttack:
         best = self._once(aim, x, threat, gen.child("restart", 0), early_stop=early_stop)
         if self.restarts == 1:
             return best
-        loss, broken = aim.at(best)
+        loss, damage = aim.at(best)
         for r in range(1, self.restarts):
-            again = (~broken).nonzero().squeeze(1) if early_stop else torch.arange(x.shape[0], device=x.device)
+            again = (damage < 2).nonzero().squeeze(1) if early_stop else torch.arange(x.shape[0], device=x.device)
             if again.numel() == 0:
                 break
             tried = self._once(aim[again], x[again], threat, gen[again].child("restart", r), early_stop=early_stop)
-            new_loss, new_broken = aim[again].at(tried)
-            better = (new_broken & ~broken[again]) | ((new_broken == broken[again]) & (new_loss > loss[again]))
+            new_loss, new_damage = aim[again].at(tried)
+            better = (new_damage > damage[again]) | ((new_damage == damage[again]) & (new_loss > loss[again]))
             rows = again[better]
-            best, loss, broken = best.clone(), loss.clone(), broken.clone()
-            best[rows], loss[rows], broken[rows] = tried[better], new_loss[better], new_broken[better]
+            best, loss, damage = best.clone(), loss.clone(), damage.clone()
+            best[rows], loss[rows], damage[rows] = tried[better], new_loss[better], new_damage[better]
         return best
 
     def _aim(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
         if self.loss == "kl":
             with torch.no_grad():
                 log_clean = F.log_softmax(model(x), 1)
-            return Aim(model, kl, log_clean, y)
-        if y.is_floating_point():  # mixed labels: only cross-entropy is defined on them
+            y = y.argmax(1) if y.is_floating_point() else y
+            return Aim(model, kl, log_clean, torch.where(y < 0, log_clean.argmax(1), y))  # no label: its own answer
+        if y.is_floating_point():
+            if self.loss != "ce":
+                raise ConfigError(f"attack loss {self.loss!r} is not defined on mixed labels; use 'ce' or 'kl'")
             return Aim(model, cross_entropy, y, y.argmax(1))
         return Aim(model, label_loss(self.loss), y, y)
 
@@ -122,8 +133,8 @@ class MultiTargeted:
             aim = Aim(model, targeted_margin, torch.stack([y[live], order[live, rank]], 1), y[live])
             start = start_point(x[live], threat, gen[live].child("target", rank), start=self.start, noise=1e-3)
             tried = pgd(aim, x[live], threat, steps=self.steps, step_size=step_size, start=start, early_stop=early_stop)
-            margin, broken = judge[live].at(tried)
+            margin, damage = judge[live].at(tried)
             better = margin > worst[live]
             best[live[better]], worst[live[better]] = tried[better], margin[better]
-            live = live[~broken] if early_stop else live
+            live = live[damage < 2] if early_stop else live
         return best

@@ -77,6 +77,6 @@ LABEL_LOSSES: dict[str, SampleLoss] = {"ce": cross_entropy, "cw": cw, "margin": 
 
 def label_loss(name: str, **options: float) -> SampleLoss:
     """The loss called `name`, or an error that lists the choices."""
-    if name not in LABEL_LOSSES:
+    if not isinstance(name, str) or name not in LABEL_LOSSES:
         raise ConfigError(unknown("attack loss", name, LABEL_LOSSES))
     return partial(LABEL_LOSSES[name], **options) if options else LABEL_LOSSES[name]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flatrock.core.errors import ModelError
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
 from flatrock.core.types import Model, SampleLoss
@@ -30,16 +31,19 @@ class Aim:
         return Aim(self.model, self.loss, self.target[rows], self.y[rows])
 
     def at(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss per sample, and which samples are safely broken, at x."""
+        """Loss per sample, and the damage done at x: 0 still right, 1 wrong, 2 safely broken."""
         with torch.no_grad():
             logits = self.model(x)
-            return self.loss(logits, self.target), safely_broken(logits, self.y)
+            damage = (logits.argmax(1) != self.y).int() + safely_broken(logits, self.y).int()
+            return self.loss(logits, self.target), damage
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of the summed loss w.r.t. x (row i is sample i's own gradient), and the logits."""
         x = x.detach().requires_grad_(True)
         with torch.enable_grad():
             logits = self.model(x)
+            if not logits.requires_grad:
+                raise ModelError("the model's output has no gradient w.r.t. its input; gradient attacks need one")
             (grad,) = torch.autograd.grad(self.loss(logits, self.target).sum(), x)
         return grad, logits.detach()
 

@@ -29,13 +29,18 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Undo whatever happens to buffers inside (BatchNorm statistics, counters)."""
-    saved = [(b, b.detach().clone()) for b in model.buffers()]
+    saved = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in saved:
+            for module, name, buffer, value in saved:
                 buffer.copy_(value)
+                setattr(module, name, buffer)  # a module may have put another tensor in its place
 
 
 @contextmanager

@@ -7,14 +7,18 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flatrock.core.errors import StateError
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write beside the target, force it to disk, then rename: readers see the old file or the whole new one."""
+def write_atomic(path: Path, content: bytes, *, older: Path | None = None) -> None:
+    """Write beside the target, force it to disk, then rename: readers see the old file or the whole new one.
+
+    With `older`, the file that was there before is kept under that name.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,9 +26,12 @@ def write_atomic(path: Path, content: bytes) -> None:
             f.write(content)
             f.flush()
             os.fsync(f.fileno())
+        if older is not None and path.exists():
+            path.replace(older)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise StateError(
             f"could not write {path} ({len(content) / 1e6:.1f} MB): {error.strerror or error}; "
             "free space or choose another folder, then continue with --resume. The previous file is intact"
@@ -41,23 +48,22 @@ def sha256(content: bytes | str) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
-def sealed_line(value: Mapping[str, Any]) -> str:
-    """One JSON line with a checksum of the rest of it, so that a damaged line is noticed."""
-    text = json_text(dict(value))
-    return json_text({**value, "crc": zlib.crc32(text.encode())})
+def sealed_line(value: Mapping[str, Any], owner: str = "") -> str:
+    """One JSON line with a checksum of its content and its owner: a damaged or foreign line is noticed."""
+    return json_text({**value, "crc": zlib.crc32((owner + json_text(dict(value))).encode())})
 
 
-def unsealed(line: str, where: str) -> dict[str, Any]:
-    """The value of a sealed line; StateError if it was damaged."""
+def unsealed(line: str, where: str, owner: str = "") -> dict[str, Any]:
+    """The value of a sealed line; StateError if it was damaged or belongs to another owner."""
     try:
         value = json.loads(line)
         crc = value.pop("crc")
-        intact = zlib.crc32(json_text(value).encode()) == crc
+        intact = zlib.crc32((owner + json_text(value)).encode()) == crc
     except (ValueError, KeyError, AttributeError, TypeError):
         intact = False
     if not intact:
         raise StateError(
-            f"{where} is damaged (its checksum does not match); "
+            f"{where} is damaged or of another run (its checksum does not match); "
             "`flatrock train ... --resume` rebuilds it from the last checkpoint"
         )
     return dict(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
 from flatrock.core.errors import ConfigError
@@ -15,7 +16,7 @@ _NUMBER = re.compile(rf"\s*({_FLOAT})\s*(?:/\s*({_FLOAT})\s*)?")
 def number(value: Any) -> float:
     """A finite number from a number or from text such as '8/255' or '5e-4'."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        result = float(value)
+        result = float(value) if abs(value) <= sys.float_info.max else math.inf
     elif isinstance(value, str) and (match := _NUMBER.fullmatch(value)):
         bottom = float(match[2]) if match[2] else 1.0
         if bottom == 0:

@@ -14,6 +14,8 @@ from torch import Tensor
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text
 
+SCHEMA = "flatrock.result/1"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -106,7 +108,7 @@ class Result:
         """JSON text; `from_json` checks the accuracies against the flags again."""
         return json_text(
             {
-                "schema": "flatrock.result/1",
+                "schema": SCHEMA,
                 "n": self.n,
                 "threat": dict(self.threat),
                 "clean": self.clean,
@@ -125,6 +127,8 @@ class Result:
         """Read a result back; StateError if it is damaged or its numbers do not follow from its flags."""
         try:
             d = json.loads(text)
+            if d["schema"] != SCHEMA:
+                raise ValueError(f"schema {d['schema']!r}, expected {SCHEMA!r}")
             result = cls(
                 threat=d["threat"],
                 flags={k: torch.tensor(v, dtype=torch.bool) for k, v in d["flags"].items()},
@@ -134,9 +138,10 @@ class Result:
                 provenance=d["provenance"],
             )
             stated = (d["n"], d["clean"], d["robust"], d["per_attack"])
+            follows = (result.n, result.clean, result.robust, result.per_attack)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise StateError(f"{where} is not a flatrock result ({error}); evaluate again") from error
-        if stated != (result.n, result.clean, result.robust, result.per_attack):
+        if stated != follows:
             raise StateError(f"{where}: its accuracies do not follow from its flags; evaluate again")
         return result
 

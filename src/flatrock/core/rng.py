@@ -9,6 +9,7 @@ numbers twice; ask `child(...)` for fresh ones.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Seed:
 
     def child(self, *path: str | int) -> Seed:
         """The seed of a named purpose below this one."""
-        text = "/".join([str(self.key), *(f"{type(p).__name__}:{p}" for p in path)])
+        text = json.dumps([self.key, *path])
         return Seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big"))
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:

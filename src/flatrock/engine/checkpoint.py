@@ -27,18 +27,18 @@ def digest(tensors: Mapping[str, Tensor], meta: str) -> str:
     return h.hexdigest()
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, older: Path | None = None) -> None:
     """Write tensors and JSON-able meta; the file on disk is the old one or the whole new one."""
     from safetensors.torch import save as to_bytes
 
     plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     text = json_text(dict(meta))
     header = {"format": FORMAT, "meta": text, "digest": digest(plain, text)}
-    write_atomic(path, to_bytes(plain, metadata=header))
+    write_atomic(path, to_bytes(plain, metadata=header), older=older)
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and meta of a checkpoint; StateError if it is missing, foreign, truncated or altered."""
+def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and meta of a checkpoint; StateError if it is missing, foreign, truncated, altered or of another role."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -55,7 +55,12 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise StateError(f"{path} is not a flatrock checkpoint (format {header.get('format')!r}, expected {FORMAT!r})")
     if digest(tensors, header.get("meta", "")) != header.get("digest"):
         raise StateError(f"{path} is damaged (its digest does not match); use another checkpoint of the run")
-    return tensors, dict(json.loads(header["meta"]))
+    meta = dict(json.loads(header["meta"]))
+    if role is not None and meta.get("role") != role:
+        raise StateError(
+            f"{path} holds a {meta.get('role')!r} checkpoint where {role!r} belongs; put the right file back"
+        )
+    return tensors, meta
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flatrock.core.records import EpochRecord
 class EventLog:
     """Writes scalars; says so once, and goes on, where TensorBoard is not installed (metrics.jsonl has them all)."""
 
-    def __init__(self, folder: Path, *, purge_from: int, wanted: bool, progress: Progress) -> None:
+    def __init__(self, folder: Path, *, history: Sequence[EpochRecord], wanted: bool, progress: Progress) -> None:
         self._writer: Any = None
         if not wanted:
             return
@@ -21,7 +22,12 @@ class EventLog:
         except ImportError:
             progress.say("tensorboard is not installed: metrics go to metrics.jsonl only (pip install tensorboard)")
             return
-        self._writer = SummaryWriter(str(folder), purge_step=purge_from + 1 if purge_from else None)
+        # Written anew from the records: after a kill the old file may lack epochs or hold some twice.
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = SummaryWriter(str(folder))
+        for record in history:
+            self.write(record)
 
     def write(self, record: EpochRecord) -> None:
         """One epoch's figures."""

@@ -9,7 +9,9 @@ tensorboard/      the same figures as events     epoch-0100.safetensors  weights
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,13 @@ from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, unsealed, write_atomic
 from flatrock.core.records import EpochRecord, Run
 
-OWN_FILES = ("recipe.yaml", "run.json", "metrics.jsonl", "*.safetensors", "result*.json", "*.png")
+STATUSES = ("running", "finished", "truncated", "failed")
+# Exactly the names a run writes; anything else in the folder is the user's and is never touched.
+OWN_FILE = re.compile(
+    r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|curves\.png"
+    r"|(state(\.older)?|best|last|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
+    r"|result-(best|last|epoch-\d{4,})\.json)(\.part)?"
+)
 
 
 class RunFolder:
@@ -30,6 +38,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.state = path / "state.safetensors"
         self.older_state = path / "state.older.safetensors"
+        self.damaged_state = path / "state.safetensors.damaged"
         self.best = path / "best.safetensors"
         self.last = path / "last.safetensors"
         self.tensorboard = path / "tensorboard"
@@ -48,7 +57,8 @@ class RunFolder:
                     f"run folder {self.path} exists; continue it with --resume, replace it with --overwrite, "
                     "or choose another with --run-dir"
                 )
-            if not self.info.is_file():
+            ours = all(OWN_FILE.fullmatch(p.name) or p == self.tensorboard for p in self.path.iterdir())
+            if not (self.info.is_file() or ours):
                 raise StateError(f"{self.path} holds something that is not a flatrock run; it is left alone")
             self._clear()
         try:
@@ -58,8 +68,8 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Remove only the files a run writes."""
-        for pattern in OWN_FILES:
-            for file in self.path.glob(pattern):
+        for file in self.path.iterdir():
+            if OWN_FILE.fullmatch(file.name):
                 file.unlink()
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
@@ -72,35 +82,43 @@ class RunFolder:
         write_atomic(self.info, json.dumps({**old, **values}, indent=2, sort_keys=True).encode())
 
     def read_info(self) -> dict[str, Any]:
-        """Content of run.json."""
+        """Content of run.json; StateError if it is missing or damaged."""
         try:
-            return dict(json.loads(self.info.read_text()))
+            info = json.loads(self.info.read_text())
         except FileNotFoundError as error:
             raise StateError(f"{self.path} is not a run folder: it has no run.json") from error
         except (ValueError, OSError) as error:
             raise StateError(f"{self.info} is damaged ({error}); train again with --resume to rewrite it") from error
+        if not isinstance(info, dict) or info.get("status") not in STATUSES or "recipe_hash" not in info:
+            raise StateError(f"{self.info} is damaged; train again with --resume to rewrite it")
+        return info
 
     def append(self, record: EpochRecord) -> None:
         """Add one epoch to metrics.jsonl."""
         try:
             with self.metrics.open("a") as f:
-                f.write(sealed_line(record.to_dict()) + "\n")
+                f.write(sealed_line(record.to_dict(), self._owner()) + "\n")
         except OSError as error:
             raise StateError(f"could not write {self.metrics}: {error.strerror}; free space, then --resume") from error
 
-    def rewrite(self, records: list[EpochRecord]) -> None:
+    def rewrite(self, records: Sequence[EpochRecord]) -> None:
         """Make metrics.jsonl hold exactly these records."""
-        write_atomic(self.metrics, "".join(sealed_line(r.to_dict()) + "\n" for r in records).encode())
+        lines = [sealed_line(r.to_dict(), self._owner()) + "\n" for r in records]
+        write_atomic(self.metrics, "".join(lines).encode())
+
+    def _owner(self) -> str:
+        return str(self.read_info()["recipe_hash"])
 
     def records(self) -> list[EpochRecord]:
-        """The epochs on disk, in order; StateError if a line was damaged or lost."""
+        """The epochs on disk, in order; StateError if a line was damaged, lost or of another run."""
         if not self.metrics.exists():
             return []
+        owner = self._owner()
         try:
             lines = self.metrics.read_text().splitlines()
         except (UnicodeDecodeError, OSError) as error:
             raise StateError(f"{self.metrics} is damaged ({error}); `train --resume` rebuilds it") from error
-        rows = [unsealed(line, f"{self.metrics}, line {i}") for i, line in enumerate(lines, 1)]
+        rows = [unsealed(line, f"{self.metrics}, line {i}", owner) for i, line in enumerate(lines, 1)]
         if [r["epoch"] for r in rows] != list(range(1, len(rows) + 1)):
             raise StateError(f"{self.metrics} has lost epochs; `train --resume` rebuilds it from the checkpoint")
         return [EpochRecord.from_dict(r) for r in rows]
@@ -109,7 +127,7 @@ class RunFolder:
         """The run as it stands on disk."""
         info = self.read_info()
         records = self.records()
-        if info.get("status") in ("finished", "truncated") and len(records) != info.get("epochs_done"):
+        if info["status"] in ("finished", "truncated") and len(records) != info.get("epochs_done"):
             raise StateError(f"{self.metrics} has lost epochs; `train --resume` rebuilds it from the checkpoint")
         return Run(self.path, tuple(records), str(info["status"]), str(info.get("reason", "")))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flatrock.core.errors import StateError, TrainingError
+from flatrock.core.errors import ModelError, StateError, ThreatError, TrainingError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import EpochRecord, Run
 from flatrock.core.rng import kept_global_rng, seed_layers
@@ -13,7 +13,7 @@ from flatrock.engine.checkpoint import model_tensors, save
 from flatrock.engine.events import EventLog
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
-from flatrock.engine.state import TrainState, check_weights, restore_state, save_state
+from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
 from flatrock.engine.step import train_step
 from flatrock.engine.watch import Watch
 
@@ -25,7 +25,7 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
     state = _begin(job, folder, resume=resume, overwrite=overwrite, progress=listener)
     steps = len(job.loader)
     total = min(job.epochs * steps, job.max_steps or job.epochs * steps)
-    events = EventLog(folder.tensorboard, purge_from=state.epoch, wanted=job.tensorboard, progress=listener)
+    events = EventLog(folder.tensorboard, history=state.history, wanted=job.tensorboard, progress=listener)
     listener.begin(f"training {job.name}", total, state.epoch * steps + state.step_in_epoch)
     try:
         with kept_global_rng(job.device):
@@ -34,9 +34,9 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
                 _end_epoch(job, folder, state, events)
         if total == job.epochs * steps and state.history[-1].collapsed:
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
-    except TrainingError as error:
+    except (TrainingError, ModelError, ThreatError) as error:  # an exploded model shows itself in any of these
         folder.write_info(status="failed", reason=str(error))
-        raise
+        raise error if isinstance(error, TrainingError) else TrainingError(str(error)) from error
     finally:
         listener.end()
         events.close()
@@ -57,15 +57,16 @@ def _begin(job: Job, folder: RunFolder, *, resume: bool, overwrite: bool, progre
     certificate = {"name": job.name, "recipe_hash": job.recipe_hash, "provenance": dict(job.provenance)}
     if resume and folder.path.is_dir() and any(folder.path.iterdir()):
         state = restore_state(job, folder, progress)
-        folder.rewrite(state.history)
-        folder.write_info(status="running", reason="", **certificate)
-        return state
-    folder.claim(overwrite=overwrite)
-    folder.write_info(status="running", **certificate)
+        if state.history and state.step_in_epoch == 0:
+            save(folder.last, model_tensors(job.model), _weights_meta(job, "last", state.history[-1]))
+    else:
+        folder.claim(overwrite=overwrite)
+        state = TrainState()
+        folder.write_info(status="running", **certificate)
+        save_state(job, folder, state)
+    folder.write_info(status="running", reason="", **certificate)
     folder.write_recipe(_recipe_text(job))
-    state = TrainState()
-    save_state(job, folder, state)
-    folder.rewrite([])
+    folder.rewrite(state.history)
     return state
 
 
@@ -114,7 +115,7 @@ def _note(job: Job, state: TrainState) -> str:
 
 def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog) -> None:
     """Probe, record and store a finished epoch."""
-    check_weights(job)
+    check_finite(model_tensors(job.model))
     epoch = state.epoch + 1
     final = epoch == job.epochs or _spent(job, state)
     record = _record(job, state, job.probe(job.model) if final or epoch % job.probe_every == 0 else None)
@@ -142,7 +143,7 @@ def _record(job: Job, state: TrainState, outcome: ProbeOutcome | None) -> EpochR
     return EpochRecord(
         epoch=epoch,
         step=state.epoch * len(job.loader) + state.step_in_epoch,
-        lr=float(job.optimizer.param_groups[0]["lr"]),
+        lr=job.schedule.at(state.epoch * len(job.loader) + state.step_in_epoch - 1, len(job.loader)),
         terms={k: v for k, v in means.items() if k != "right"},
         running_accuracy=means.get("right", 0.0),
         clean=outcome.clean if outcome else None,
@@ -158,12 +159,15 @@ def _record(job: Job, state: TrainState, outcome: ProbeOutcome | None) -> EpochR
 
 def _store(job: Job, folder: RunFolder, state: TrainState, record: EpochRecord) -> None:
     """Weights first, then the state that makes them count, then the line people read."""
-    meta: dict[str, Any] = {"recipe": dict(job.recipe), "recipe_hash": job.recipe_hash, "record": record.to_dict()}
     tensors = model_tensors(job.model)
     if record.best_epoch == record.epoch:
-        save(folder.best, tensors, meta)
+        save(folder.best, tensors, _weights_meta(job, "best", record))
     if job.keep.wants(record.epoch):
-        save(folder.epoch(record.epoch), tensors, meta)
-    save(folder.last, tensors, meta)
+        save(folder.epoch(record.epoch), tensors, _weights_meta(job, "epoch", record))
+    save(folder.last, tensors, _weights_meta(job, "last", record))
     save_state(job, folder, state)
     folder.append(record)
+
+
+def _weights_meta(job: Job, role: str, record: EpochRecord) -> dict[str, Any]:
+    return {"role": role, "recipe": dict(job.recipe), "recipe_hash": job.recipe_hash, "record": record.to_dict()}

@@ -65,8 +65,11 @@ class Piecewise(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(0 <= a < b for a, b in zip(self.milestones, self.milestones[1:], strict=False)):
-            raise ConfigError(f"milestones must rise, got {list(self.milestones)}")
+        rising = all(a < b for a, b in zip(self.milestones, self.milestones[1:], strict=False))
+        if not rising or any(m < 0 for m in self.milestones):
+            raise ConfigError(f"milestones must rise from 0 on, got {list(self.milestones)}")
+        if not 0 <= self.factor <= 1:
+            raise ConfigError(f"factor must lie in [0, 1], got {self.factor!r}")
 
     def rate(self, t: float) -> float:
         """Drop by `factor` at every milestone."""
@@ -90,8 +93,7 @@ class Cyclic(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.peak < 1:
-            raise ConfigError(f"peak is a fraction of training in (0, 1), got {self.peak!r}")
+        _check_peak(self.peak)
 
     def rate(self, t: float) -> float:
         """A triangle with its top at peak*E."""
@@ -107,6 +109,12 @@ class OneCycle(Schedule):
     peak: float = 0.3
     start_divisor: float = 25.0
     end_divisor: float = 1e4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_peak(self.peak)
+        if not (self.start_divisor >= 1 and self.end_divisor >= 1):
+            raise ConfigError(f"divisors must be at least 1, got {self.start_divisor!r} and {self.end_divisor!r}")
 
     def rate(self, t: float) -> float:
         """Half a cosine up, half a cosine down."""
@@ -133,6 +141,11 @@ class WarmupCosine(Schedule):
         if t < self.warmup:
             return self.lr * t / self.warmup
         return _half_cosine(self.lr, 0.0, min((t - self.warmup) / (self.epochs - self.warmup), 1.0))
+
+
+def _check_peak(peak: float) -> None:
+    if not 0 < peak < 1:
+        raise ConfigError(f"peak is a fraction of training in (0, 1), got {peak!r}")
 
 
 def _half_cosine(start: float, end: float, share: float) -> float:

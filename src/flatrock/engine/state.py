@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.progress import Progress
@@ -40,21 +43,21 @@ class TrainState:
         return next((r for r in self.history if r.epoch == wanted), None)
 
 
-def check_weights(job: Job) -> None:
-    """Refuse to store weights that are not finite."""
-    for name, p in job.model.named_parameters():
-        if not bool(torch.isfinite(p).all()):
-            raise TrainingError(
-                f"weights of {name} became non-finite; lower optimizer.lr. The last good checkpoint is kept"
-            )
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse to store weights, statistics or momentum that are not finite."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise TrainingError(f"{name} became non-finite; lower optimizer.lr. The last good checkpoint is kept")
 
 
 def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
     """Write everything needed to resume; the copy before it is kept as a fall-back against damage."""
     state.watch.check()
-    check_weights(job)
     tensors, numbers = optimizer_tensors(job.optimizer)
+    tensors = {**model_tensors(job.model), **tensors}
+    check_finite(tensors)
     meta: dict[str, Any] = {
+        "role": "state",
         "recipe": dict(job.recipe),
         "recipe_hash": job.recipe_hash,
         "epoch": state.epoch,
@@ -64,32 +67,38 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
         "optimizer": numbers,
         "history": [r.to_dict() for r in state.history],
     }
-    if folder.state.exists():
-        folder.state.replace(folder.older_state)
-    save(folder.state, {**model_tensors(job.model), **tensors}, meta)
+    save(folder.state, tensors, meta, older=folder.older_state)
 
 
 def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
     """Load the newest intact state into the job's model and optimizer."""
+    path, tensors, meta = _newest_intact(folder, progress)
+    if meta["recipe_hash"] != job.recipe_hash:
+        found = differences(dict(job.recipe), meta["recipe"])
+        raise StateError(f"{path} belongs to another recipe; differences:\n  " + "\n  ".join(found[:10]))
+    put_model(job.model, tensors, path)
+    put_optimizer(job.optimizer, tensors, meta["optimizer"])
+    return TrainState(
+        epoch=meta["epoch"],
+        step_in_epoch=meta["step_in_epoch"],
+        seconds=meta["seconds"],
+        watch=Watch.restored(meta["watch"], job.device),
+        history=[EpochRecord.from_dict(r) for r in meta["history"]],
+    )
+
+
+def _newest_intact(folder: RunFolder, progress: Progress) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+    """The state, or the copy before it if the state is damaged; a damaged one is set aside, not overwritten with."""
     problems = []
     for path in (folder.state, folder.older_state):
         try:
-            tensors, meta = load(path)
+            tensors, meta = load(path, role="state")
         except StateError as error:
             problems.append(str(error))
             continue
         if problems:
             progress.say(f"{problems[0]}\nresuming from the older state {path}; the steps since then are run again")
-        if meta["recipe_hash"] != job.recipe_hash:
-            found = differences(dict(job.recipe), meta["recipe"])
-            raise StateError(f"{path} belongs to another recipe; differences:\n  " + "\n  ".join(found[:10]))
-        put_model(job.model, tensors, path)
-        put_optimizer(job.optimizer, tensors, meta["optimizer"])
-        return TrainState(
-            epoch=meta["epoch"],
-            step_in_epoch=meta["step_in_epoch"],
-            seconds=meta["seconds"],
-            watch=Watch.restored(meta["watch"], job.device),
-            history=[EpochRecord.from_dict(r) for r in meta["history"]],
-        )
+            if folder.state.exists():
+                folder.state.replace(folder.damaged_state)
+        return path, tensors, meta
     raise StateError(f"{folder.path} cannot be resumed:\n  " + "\n  ".join(problems) + "\nstart again with --overwrite")

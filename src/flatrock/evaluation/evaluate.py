@@ -63,7 +63,7 @@ def evaluate(
             begun = time.perf_counter()
             gen_seed = Seed(seed).child("evaluate", label)
             flag = clean.clone()
-            for rows in torch.split(candidates, batch_size):
+            for rows in torch.split(candidates, batch_size) if len(candidates) else ():
                 flag[rows] = _survives(attack, model, x[rows].to(where), y[rows].to(where), threat, gen_seed, rows)
                 listener.advance(len(rows), label)
             flags[label] = flag
@@ -94,6 +94,8 @@ def make_plan(attacks: Sequence[str | Mapping[str, Any]]) -> dict[str, Attack]:
         if label in plan or label == "clean":
             faults.append(f"attack label {label!r} is taken; give one of the two a 'label' of its own")
         plan[label] = attack
+    if not attacks:
+        faults.append("none is named, so nothing would be robustness; name at least one, for example pgd-20")
     if faults:
         raise ConfigError("attacks:", tuple(faults))
     return plan

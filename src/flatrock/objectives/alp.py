@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
+from flatrock.core.errors import ConfigError
 from flatrock.core.types import Parts, Views
 from flatrock.objectives.options import choose, weight
 from flatrock.objectives.terms import cross_entropy, need
@@ -31,6 +32,8 @@ class ALP:
     def __post_init__(self) -> None:
         weight("alp", "weight", self.weight)
         choose("alp", "pair", self.pair, ("logits", "probabilities"))
+        if not isinstance(self.stop_clean, bool):
+            raise ConfigError(f"alp stop_clean must be true or false, got {self.stop_clean!r}")
 
     def loss(self, views: Views, y: Tensor) -> Parts:
         """Adversarial cross-entropy plus the squared distance of the pair."""

@@ -57,6 +57,6 @@ def _code_form(clean: Tensor, adv: Tensor, y: Tensor, kappa: Tensor) -> tuple[Te
     s, t = F.softmax(clean, 1), F.softmax(adv, 1)
     t_kappa = t.gather(1, kappa[:, None]).squeeze(1)
     bce = (F.cross_entropy(adv, y, reduction="none") - torch.log(1.0001 - t_kappa + 1e-12)).mean()
-    kl = F.kl_div(torch.log(t + 1e-12), s, reduction="none").sum(1)
+    kl = (s * (F.log_softmax(clean, 1) - torch.log(t + 1e-12))).sum(1)  # log s from logits: finite where s is 0
     confidence = s.gather(1, y[:, None]).squeeze(1)
     return bce, (kl * (1.0000001 - confidence)).mean()

@@ -38,14 +38,25 @@ def find_checkpoint(source: Path | str | Run, which: str = "best") -> Path:
         raise ConfigError(unknown("checkpoint", which, CHOICES))
     folder = RunFolder(path)
     info = folder.read_info()
-    if info.get("status") == "failed":
+    if info["status"] == "failed":
         raise StateError(f"run {path} FAILED ({info.get('reason')}); name a checkpoint file to look at it anyway")
     file = folder.best if which == "best" else folder.last
-    if not file.is_file() and folder.last.is_file():
-        raise StateError(f"{path} has no best epoch: every one predicted a single class; look at --which last")
-    if not file.is_file():
+    if file.is_file():
+        _check_identity(file, which, info["recipe_hash"])
+        return file
+    records = folder.records()
+    if not records:
         raise StateError(f"{path} has no finished epoch yet; train on with --resume")
-    return file
+    if which == "best" and records[-1].best_epoch is None:
+        raise StateError(f"{path} has no best epoch: every one predicted a single class; look at --which last")
+    raise StateError(f"{file} is lost; look at the run's other checkpoints")
+
+
+def _check_identity(file: Path, which: str, recipe_hash: str) -> None:
+    """A file in a run folder must be what its name says, of this run."""
+    _, meta = load_checkpoint(file, role=which)
+    if meta["recipe_hash"] != recipe_hash:
+        raise StateError(f"{file} belongs to another run; put the right file back or train again with --resume")
 
 
 def load(source: Path | str | Run, *, which: str = "best", device: torch.device | str = "cpu") -> Classifier:

@@ -43,8 +43,8 @@ def learning_curves(runs: Mapping[str, Run], path: Path) -> Path:
     _dress(gap, f"robust generalization gap (train - {where})", "points")
     gap.axhline(0, color="0.7", linewidth=0.8, zorder=0)
     accuracy.set_ylim(-1, 102)
-    for label, style in (("clean", "--"), ("robust", "-"), ("best epoch", "o")):
-        accuracy.plot([], [], style, color="0.3", label=label)
+    for label, mark in (("clean", "--"), ("robust", "-"), ("best epoch", "o")):
+        accuracy.plot([], [], mark, color="0.3", label=label)
     accuracy.legend(frameon=False, fontsize=9)
     loss.legend(frameon=False, fontsize=9)
     content = BytesIO()
