@@ -72,7 +72,7 @@ def test_digest_is_pinned() -> None:
     # Published results name this split; a change of the rule must be noticed.
     split = held_out_split(_dataset([5000] * 10, name="cifar10"), size=1000)
     assert split.held_out.y.bincount().tolist() == [100] * 10
-    assert split.digest == "87c8b7ff142b3fab"
+    assert split.digest == "cf2b7eff58e93c33"
 
 
 @pytest.mark.parametrize("size", [0, -1, 76, 1000])
