@@ -1,0 +1,233 @@
+"""What one update does to BatchNorm, gradients and weights besides moving them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.errors import ThreatError
+from flatrock.data.loader import Batch
+from flatrock.engine.job import BN_MODES, Job
+from flatrock.engine.loop import train
+from flatrock.engine.step import run_passes, train_step
+
+MakeJob = Callable[..., Job]
+
+
+def first(job: Job) -> Batch:
+    job.model.train()
+    return next(iter(job.loader.epoch(0)))
+
+
+def buffers(job: Job) -> dict[str, Tensor]:
+    return {k: b.clone() for k, b in job.model.named_buffers()}
+
+
+def ticks(job: Job) -> int:
+    counts = {int(b) for k, b in job.model.named_buffers() if k.endswith("num_batches_tracked")}
+    (count,) = counts
+    return count
+
+
+def weights(job: Job) -> dict[str, Tensor]:
+    return {k: p.detach().clone() for k, p in job.model.named_parameters()}
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+class Recorder:
+    """An attack that keeps what another made; with `made`, one that gives that back without touching the model."""
+
+    def __init__(self, inner: Any = None, made: list[Tensor] | None = None) -> None:
+        self.inner = inner
+        self.made: list[Tensor] = [] if made is None else list(made)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *rest: Any, **options: Any) -> Tensor:
+        if self.inner is None:
+            return self.made.pop(0)
+        self.training = model.training
+        self.made.append(self.inner(model, x, y, *rest, **options))
+        self.grads = [p.grad for p in model.parameters()]
+        self.wanted = [p.requires_grad for p in model.parameters()]
+        return self.made[-1]
+
+
+def three_steps(job: Job) -> None:
+    job.model.train()
+    for step, batch in enumerate(job.loader.epoch(0)):
+        train_step(job, batch, step=step, guard=True)
+
+
+def recorded(job: Job) -> tuple[Job, Recorder]:
+    spy = Recorder(job.attack)
+    return replace(job, attack=spy), spy
+
+
+@pytest.mark.parametrize("objective", ["at", "trades"])
+@pytest.mark.parametrize("bn_mode", ["eval", "frozen"])
+def test_attack_leaves_statistics_alone(make_job: MakeJob, tmp_path: Path, objective: str, bn_mode: str) -> None:
+    """Three steps leave the buffers and weights of three steps whose x' fell from the sky."""
+    job, spy = recorded(make_job(tmp_path, objective={"name": objective}, attack__bn_mode=bn_mode))
+    replayed = make_job(tmp_path, objective={"name": objective})
+    three_steps(job)
+    replayed = replace(replayed, attack=Recorder(made=spy.made))
+    three_steps(replayed)
+    assert ticks(job) == 3 * len(job.objective.passes)
+    assert equal(buffers(job), buffers(replayed))
+    assert equal(weights(job), weights(replayed))
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(
+    ("objective", "bn_mode", "more"),
+    [
+        ({"name": "at"}, "eval", 1),
+        ({"name": "at"}, "frozen", 1),
+        ({"name": "trades"}, "eval", 2),
+        ({"name": "trades", "forwards": "code"}, "eval", 3),
+        ({"name": "trades", "forwards": "awp_code"}, "frozen", 3),
+        ({"name": "standard"}, "eval", 1),
+    ],
+)
+def test_ticks_without_the_attacks(
+    make_job: MakeJob, tmp_path: Path, objective: dict[str, Any], bn_mode: str, more: int, steps: int
+) -> None:
+    job = make_job(tmp_path, objective=objective, attack__bn_mode=bn_mode, attack__steps=steps)
+    train_step(job, first(job), step=0, guard=True)
+    assert ticks(job) == more
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize(("objective", "more"), [("at", 1), ("trades", 3), ("mart", 2)])
+def test_train_mode_ticks_in_every_pass(
+    make_job: MakeJob, tmp_path: Path, objective: str, more: int, steps: int
+) -> None:
+    """K attack passes and the objective's own; the KL attack also needs the clean logits once."""
+    job = make_job(tmp_path, objective={"name": objective}, attack__bn_mode="train", attack__steps=steps)
+    train_step(job, first(job), step=0, guard=True)
+    assert ticks(job) == steps + more
+
+
+def test_modes_differ_as_named(make_job: MakeJob, tmp_path: Path) -> None:
+    """train and frozen craft the same x' in the first step (batch statistics), eval another; all restore the mode."""
+    made = {}
+    for bn_mode in BN_MODES:
+        job, spy = recorded(make_job(tmp_path, attack__bn_mode=bn_mode, attack__steps=3))
+        train_step(job, first(job), step=0, guard=True)
+        made[bn_mode] = spy.made[0]
+        assert spy.training == (bn_mode != "eval")
+        assert all(m.training for m in job.model.modules())
+    assert torch.equal(made["train"], made["frozen"])
+    assert not torch.equal(made["train"], made["eval"])
+
+
+@pytest.mark.parametrize("bn_mode", BN_MODES)
+def test_attack_leaves_no_gradient_on_weights(make_job: MakeJob, tmp_path: Path, bn_mode: str) -> None:
+    job, spy = recorded(make_job(tmp_path, attack__bn_mode=bn_mode, attack__steps=2))
+    batch = first(job)
+    train_step(job, batch, step=0, guard=True)
+    assert spy.grads == [None] * len(spy.grads)
+    assert not any(spy.wanted), "weights are frozen while the attack runs"
+    assert all(p.requires_grad for p in job.model.parameters())
+    left = [p.grad.clone() for p in job.model.parameters() if p.grad is not None]
+    train_step(job, batch, step=1, guard=True)
+    during = [g for g in spy.grads if g is not None]
+    assert all(torch.equal(a, b) for a, b in zip(left, during, strict=True)), "the attack added to old gradients"
+
+
+def test_gradient_is_that_of_the_loss_alone(make_job: MakeJob, tmp_path: Path) -> None:
+    """What the optimizer sees after the second step is d loss/d w of that step, to the last bit."""
+    job, spy = recorded(make_job(tmp_path, optimizer__lr=0))
+    batches = list(job.loader.epoch(0))
+    job.model.train()
+    for step in (0, 1):
+        train_step(job, batches[step], step=step, guard=True)
+    got = [p.grad.clone() for p in job.model.parameters() if p.grad is not None]
+    loss = nn.functional.cross_entropy(job.model(spy.made[1]), batches[1].y, reduction="none").sum() / 16
+    expected = torch.autograd.grad(loss, list(job.model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_zero_rate_moves_no_weight(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job(tmp_path, optimizer__lr=0, optimizer__nesterov=True, optimizer__l1=1e-3)
+    before, stats = weights(job), buffers(job)
+    for step, batch in enumerate(job.loader.epoch(0)):
+        job.model.train()
+        train_step(job, batch, step=step, guard=True)
+    assert equal(before, weights(job))
+    assert not equal(stats, buffers(job)), "BatchNorm still counts"
+
+
+@pytest.mark.parametrize("forwards", ["code", "awp_code"])
+def test_repeated_pass_changes_statistics_only(make_job: MakeJob, tmp_path: Path, forwards: str) -> None:
+    """Without momentum of the statistics in play (first step), the weights agree to the last bit."""
+    jobs = [make_job(tmp_path, objective={"name": "trades", "forwards": f}) for f in ("paper", forwards)]
+    for job in jobs:
+        train_step(job, first(job), step=0, guard=True)
+    assert equal(weights(jobs[0]), weights(jobs[1]))
+    assert not equal(buffers(jobs[0]), buffers(jobs[1]))
+
+
+def test_passes_run_in_the_named_order(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    batch = first(job)
+    x, x_adv = batch.x, batch.x.flip(0).clone()
+    seen: list[tuple[str, bool]] = []
+
+    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(("clean" if inputs[0] is x else "adv", torch.is_grad_enabled()))
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model.register_forward_pre_hook(note)
+    views = run_passes(model, ("adv", "clean", "clean", "adv"), x, x_adv)
+    assert seen == [("adv", True), ("clean", True), ("clean", False), ("adv", False)]
+    assert views.clean is not None
+    assert views.adv is not None
+    assert torch.equal(views.clean.logits, model(x))
+    assert torch.equal(views.adv.logits, model(x_adv))
+    assert run_passes(model, ("adv",), x, x_adv).clean is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(0.3, "left the linf ball of radius 0.1 by"), (float("nan"), "NaN"), (-0.01, r"left the box \[0, 1\]")],
+)
+def test_guard_catches_a_faulty_attack(make_job: MakeJob, tmp_path: Path, fault: float, message: str) -> None:
+    job = make_job(tmp_path)
+    batch = first(job)
+    broken = replace(job, attack=Recorder(made=[batch.x + fault]))
+    before = weights(job)
+    with pytest.raises(ThreatError, match=message):
+        train_step(broken, batch, step=0, guard=True)
+    assert equal(before, weights(job))
+
+
+@pytest.mark.parametrize("objective", ["at", "trades", "standard"])
+def test_outcome_counts_the_attacked_pass(make_job: MakeJob, tmp_path: Path, objective: str) -> None:
+    """Labels are what the model says of x; under an attack that deals out other people's images few stay right."""
+    job = make_job(tmp_path, objective={"name": objective}, optimizer__lr=0)
+    job = replace(job, attack=job.attack and Recorder(made=[first(job).x.flip(0)]))
+    x, ids = first(job).x, first(job).ids
+    with torch.no_grad():
+        says = job.model(x).argmax(1)
+    outcome = train_step(job, Batch(x, says, ids), step=0, guard=False)
+    right = len(x) if objective == "standard" else int((says.flip(0) == says).sum())
+    assert right < len(x) or objective == "standard"
+    assert (int(outcome.right), outcome.samples) == (right, 16)
+
+
+def test_mixup_recipe_runs(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job(tmp_path / "run", data__augment={"mixup": 1.4}, train__epochs=1, train__max_steps=2)
+    before = weights(job)
+    run = train(job)
+    assert run.status == "truncated"
+    assert 0 < run.last.terms["ce"] < 10
+    assert not equal(before, weights(job))
