@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flatrock.core.errors import StateError
 from flatrock.core.progress import Progress
 from flatrock.core.records import EpochRecord
 
@@ -42,10 +43,15 @@ class EventLog:
             "accuracy/robust_gap": record.gap,
             "speed/images_per_second": record.images_per_second,
         }
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, record.epoch)
-        self._writer.flush()
+        try:
+            for name, value in values.items():
+                if value is not None:
+                    self._writer.add_scalar(name, value, record.epoch)
+            self._writer.flush()
+        except OSError as error:
+            raise StateError(
+                f"could not write tensorboard events: {error.strerror}; free space, then --resume"
+            ) from error
 
     def close(self) -> None:
         """Flush and close the file."""

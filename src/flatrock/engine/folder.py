@@ -57,8 +57,9 @@ class RunFolder:
                     f"run folder {self.path} exists; continue it with --resume, replace it with --overwrite, "
                     "or choose another with --run-dir"
                 )
-            ours = all(OWN_FILE.fullmatch(p.name) or p == self.tensorboard for p in self.path.iterdir())
-            if not (self.info.is_file() or ours):
+            # run.json is the first file a run writes: killed before that, only the beginning of it is there.
+            barely_begun = [p.name for p in self.path.iterdir()] == [f".{self.info.name}.part"]
+            if not (self.info.is_file() or barely_begun):
                 raise StateError(f"{self.path} holds something that is not a flatrock run; it is left alone")
             self._clear()
         try:

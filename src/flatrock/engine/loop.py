@@ -34,9 +34,12 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
                 _end_epoch(job, folder, state, events)
         if total == job.epochs * steps and state.history[-1].collapsed:
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
-    except (TrainingError, ModelError, ThreatError) as error:  # an exploded model shows itself in any of these
+    except TrainingError as error:
         folder.write_info(status="failed", reason=str(error))
-        raise error if isinstance(error, TrainingError) else TrainingError(str(error)) from error
+        raise
+    except (ModelError, ThreatError) as error:  # an exploded model can show itself in its logits or attacks first
+        folder.write_info(status="failed", reason=str(error))
+        raise TrainingError(str(error)) from error
     finally:
         listener.end()
         events.close()
