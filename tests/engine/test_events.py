@@ -121,13 +121,13 @@ def test_full_disk_under_tensorboard(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shot: dict[str, Any], snapshot: Any
 ) -> None:
     """Events are for looking at: a disk that takes no more of them ends the run by name or not at all."""
-    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard import FileWriter
 
     def full(self: object, *_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SummaryWriter, "flush", full)
+        patch.setattr(FileWriter, "flush", full)  # what both flushing and closing a log go through
         try:
             train(make_job(tmp_path / "run", train__tensorboard=True))
         except StateError as error:
