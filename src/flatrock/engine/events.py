@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,4 +57,5 @@ class EventLog:
     def close(self) -> None:
         """Flush and close the file."""
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # a full disk was reported by `write`; the records hold the figures
+                self._writer.close()

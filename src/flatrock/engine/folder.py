@@ -94,6 +94,13 @@ class RunFolder:
             raise StateError(f"{self.info} is damaged; train again with --resume to rewrite it")
         return info
 
+    def resumptions(self) -> list[Any]:
+        """Provenance of each time the run was resumed; empty if run.json does not say."""
+        try:
+            return list(self.read_info().get("resumed", []))
+        except StateError:
+            return []
+
     def append(self, record: EpochRecord) -> None:
         """Add one epoch to metrics.jsonl."""
         try:

@@ -57,14 +57,16 @@ def _spent(job: Job, state: TrainState) -> bool:
 def _begin(job: Job, folder: RunFolder, *, resume: bool, overwrite: bool, progress: Progress) -> TrainState:
     if resume and overwrite:
         raise StateError("--resume and --overwrite exclude each other; choose one")
-    certificate = {"name": job.name, "recipe_hash": job.recipe_hash, "provenance": dict(job.provenance)}
+    certificate: dict[str, Any] = {"name": job.name, "recipe_hash": job.recipe_hash}
     if resume and folder.path.is_dir() and any(folder.path.iterdir()):
         state = restore_state(job, folder, progress)
+        certificate["resumed"] = [*folder.resumptions(), dict(job.provenance)]
         if state.history and state.step_in_epoch == 0:
             save(folder.last, model_tensors(job.model), _weights_meta(job, "last", state.history[-1]))
     else:
         folder.claim(overwrite=overwrite)
         state = TrainState()
+        certificate["provenance"] = dict(job.provenance)
         folder.write_info(status="running", **certificate)
         save_state(job, folder, state)
     folder.write_info(status="running", reason="", **certificate)

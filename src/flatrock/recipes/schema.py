@@ -135,6 +135,13 @@ class KeepKeys(Section):
     after: Annotated[Whole, Field(ge=0)] = 0
     windows: tuple[tuple[Whole, Whole], ...] = ()
 
+    @model_validator(mode="after")
+    def _windows_open(self) -> KeepKeys:
+        for first, last in self.windows:
+            if first > last:
+                raise ValueError(f"a window is [first, last] epoch, got [{first}, {last}]")
+        return self
+
 
 class Train(Section):
     """How long, in what batches, and what is written on the way."""
