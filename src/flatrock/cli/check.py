@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import console, friendly
+from flatrock.core.device import pick_device
 from flatrock.core.provenance import device_name
 from flatrock.recipes.build import recipe_hash
 from flatrock.recipes.cost import estimate
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.text import recipe_text
-from flatrock.recipes.train import pick_device
 
 
 def run(

@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 
 from flatrock.cli.console import TerminalProgress, console, friendly, show
+from flatrock.core.device import pick_device
 from flatrock.recipes.restore import evaluate_run, find_checkpoint
-from flatrock.recipes.train import pick_device
 from flatrock.reports.table import comparison
 
 

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, console, errors, friendly
+from flatrock.core.device import pick_device
 from flatrock.core.errors import TrainingError
 from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.train import pick_device
 from flatrock.reports.figures import learning_curves
 from flatrock.reports.table import percent
 

@@ -5,27 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from flatrock.core.errors import ConfigError
+from flatrock.core.device import pick_device
 from flatrock.core.progress import Progress
 from flatrock.core.records import Run
 from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
-
-
-def pick_device(device: str) -> torch.device:
-    """'auto' is CUDA where there is one, else the CPU; anything else must exist."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:0") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r} asked for, but torch sees no CUDA device; use --device cpu")
-    return chosen
 
 
 def train_recipe(

@@ -1,0 +1,23 @@
+"""Where to compute."""
+
+from __future__ import annotations
+
+import torch
+
+from flatrock.core.errors import ConfigError
+
+
+def pick_device(device: torch.device | str) -> torch.device:
+    """'auto' is CUDA where there is one, else the CPU; anything else must exist."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:0") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported; use auto, cpu, cuda or cuda:0")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+        raise ConfigError(f"device {device!r} asked for, but torch sees {count} CUDA devices; use cpu")
+    return chosen
