@@ -1,0 +1,49 @@
+"""Shared by the recipe tests: one thread, run folders that are emptied, data sets made up on the spot."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatrock.core.rng import Seed
+from flatrock.data.catalog import info
+from flatrock.data.dataset import Dataset
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Batches of two gain nothing from threads, and lose much when the cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Iterator[Path]:
+    """A run of a large network leaves hundreds of megabytes, which pytest would keep for three sessions."""
+    yield tmp_path / "run"
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+@pytest.fixture
+def made_up_data(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Noise images of the right shape instead of files, at least two per class; the list records (name, split)."""
+    calls: list[tuple[str, str]] = []
+
+    def load_data(name: str, split: str, **options: Any) -> Dataset:
+        calls.append((name, split))
+        source = info(name)
+        assert source.num_classes and source.input_shape
+        n = max(64, 2 * source.num_classes)
+        seed = Seed(0).child("made up", name, split)
+        x = torch.randint(0, 256, (n, *source.input_shape), generator=seed.generator(), dtype=torch.uint8)
+        return Dataset(name, x, torch.arange(n) % source.num_classes, source.num_classes)
+
+    monkeypatch.setattr("flatrock.recipes.build.load_data", load_data)
+    return calls

@@ -1,0 +1,224 @@
+"""The library as a whole: what is in it, that each file says what it is, and the constants of the papers."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import yaml
+
+from flatrock.attacks.catalog import ATTACKS, parse_attack
+from flatrock.data.moons import SCALE
+from flatrock.engine.job import Keep
+from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.build import build_threat
+from flatrock.recipes.load import LIBRARY, library, load_recipe, recipe_names
+from flatrock.recipes.schema import Recipe
+
+DATA, METHODS, NORMS = ("cifar10", "cifar100", "svhn"), ("at", "trades", "mart", "alp"), ("linf", "l2")
+GRID = [f"{d}_{m}_{n}" for d, m, n in product(DATA, METHODS, NORMS)]
+REGULARISED = [f"cifar10_at_{n}_{r}" for n, r in product(NORMS, ("l1", "l2", "cutout", "mixup"))]
+DIGITS = [f"digits_{m}" for m in ("standard", "at", "trades", "mart", "alp", "at_l2", "trades_l2")]
+MNIST = ["mnist_at_linf", "mnist_trades_linf", "fashion_mnist_at_linf"]
+NETWORKS = ["cifar10_at_linf_wrn34", *(f"cifar10_trades_linf_{n}" for n in ("wrn34", "vgg16", "mobilenetv2"))]
+OTHERS = [*DIGITS, "moons_at", "moons_standard", *MNIST, *NETWORKS, "cifar10_at_fast"]
+EXPECTED = sorted(GRID + REGULARISED + OTHERS)
+BASES = ["_at", "_digits", "_mart", "_paper", "_trades"]
+
+
+@cache
+def loaded(name: str) -> Recipe:
+    """The recipe as it stands (it is frozen, so one copy serves every test)."""
+    return load_recipe(name)
+
+
+def comments(name: str) -> list[str]:
+    """The lines of the comment a file opens with."""
+    lines = library()[name].read_text().splitlines()
+    return lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
+
+
+def step_size(recipe: Recipe, attack: Any) -> float:
+    """The step an attack takes under the recipe's threat."""
+    return build_threat(recipe).default_step if attack.step_size is None else attack.step_size
+
+
+def inner(recipe: Recipe) -> Any:
+    """The attack the recipe trains with."""
+    return ATTACKS.make(recipe.attack.name, **recipe.attack.options)
+
+
+def test_the_library_holds_exactly_these_recipes() -> None:
+    assert len(EXPECTED) == len(set(EXPECTED)) == 49
+    assert sorted(recipe_names()) == EXPECTED
+    assert sorted(n for n in library() if n.startswith("_")) == BASES
+
+
+def test_no_two_files_share_a_name() -> None:
+    stems = [p.stem for p in LIBRARY.rglob("*.y*ml")]
+    assert sorted(stems) == sorted(library())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_recipe_is_valid_and_says_what_it_is(name: str) -> None:
+    recipe = loaded(name)
+    assert recipe.name == name
+    for key, text in recipe.about.model_dump().items():
+        assert text.strip(), f"{name}: about.{key} is empty"
+        assert "TBD" not in text
+    own = yaml.safe_load(library()[name].read_text())["about"]
+    assert {"summary", "expect"} <= own.keys(), "a base's claim is not this recipe's"
+    assert f"#   flatrock train {name}" in comments(name)
+    assert 2 <= len(comments(name)) <= 6
+    assert len(library()[name].read_text().splitlines()) <= 25
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_bases_are_described(name: str) -> None:
+    assert len(comments(name)) >= 2
+
+
+def test_summaries_are_distinct() -> None:
+    summaries = [loaded(n).about.summary for n in EXPECTED]
+    assert len(set(summaries)) == len(summaries)
+
+
+@pytest.mark.parametrize("name", [n for n in EXPECTED if not n.startswith(("digits", "moons"))])
+def test_unmeasured_recipes_claim_no_time_of_ours(name: str) -> None:
+    assert "not timed here" in loaded(name).about.time
+
+
+@pytest.mark.parametrize("name", GRID + REGULARISED)
+def test_threat_and_steps_are_the_papers(name: str) -> None:
+    recipe = loaded(name)
+    data, method, norm = name.split("_")[:3]
+    eps = {"l2": 128 / 255, "linf": 0.031 if method == "mart" else 8 / 255}[norm]
+    step = {"l2": 15 / 255, "linf": 0.007 if method == "mart" else 2 / 255}[norm]
+    if (data, norm) == ("svhn", "linf") and method in ("at", "alp"):
+        step = 1 / 255
+    assert (recipe.threat.norm, recipe.threat.eps) == (norm, eps)
+    assert inner(recipe).steps == 10
+    assert step_size(recipe, inner(recipe)) == pytest.approx(step, rel=1e-15)
+    assert inner(recipe).start == ("uniform" if method in ("at", "alp") else "gaussian")
+    assert recipe.attack.name == ("kl-pgd" if method == "trades" else "pgd")
+    _, probe = parse_attack(recipe.select.attack)
+    assert probe.steps == 10
+    assert (recipe.data.held_out, recipe.select.data, recipe.select.metric) == (1000, "held_out", "robust")
+
+
+@pytest.mark.parametrize("name", GRID + REGULARISED)
+def test_test_attack_is_the_papers(name: str) -> None:
+    recipe = loaded(name)
+    data, method, norm = name.split("_")[:3]
+    label, attack = parse_attack(recipe.evaluate.attacks[0])
+    assert label.startswith("pgd-20")
+    assert attack.steps == 20
+    published = {"at": 1 / 255 if data == "svhn" else 2 / 255, "trades": 0.003, "mart": 0.003}
+    expected = 15 / 255 if norm == "l2" else published["at" if method == "alp" else method]
+    assert step_size(recipe, attack) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_optimisation_is_the_papers(name: str) -> None:
+    recipe = loaded(name)
+    data, method, _ = name.split("_")
+    mart, svhn, rice = method == "mart", data == "svhn", method in ("at", "alp")
+    assert recipe.optimizer.lr == (0.01 if mart or svhn else 0.1)
+    assert (recipe.optimizer.weight_decay, recipe.optimizer.decay_on) == (3.5e-3 if mart else 5e-4, "all")
+    assert (recipe.optimizer.momentum, recipe.optimizer.nesterov) == (0.9, False)
+    assert (recipe.train.epochs, recipe.train.batch_size) == (120 if mart else 200, 128)
+    assert recipe.schedule.options == {
+        "milestones": [75, 90, 100] if mart else [100, 150],
+        "factor": 0.1,
+        "clock": "step" if rice else "epoch_from_1",
+    }
+    assert recipe.attack.bn_mode == ("train" if rice else "eval")
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_data_and_network_are_the_papers(name: str) -> None:
+    recipe = loaded(name)
+    data, method, _ = name.split("_")
+    svhn, rice = data == "svhn", method in ("at", "alp")
+    assert recipe.data.name == data
+    assert recipe.model.name == ("resnet18" if method == "mart" else "preact_resnet18")
+    assert recipe.model.normalize == (data if rice else None)
+    assert recipe.model.num_classes == (100 if data == "cifar100" else 10)
+    assert recipe.data.augment.model_dump() == {
+        "crop": 0 if svhn else 4,
+        "crop_fill": "reflect" if rice and data == "cifar10" else "zero",
+        "flip": not svhn,
+        "rotation": 15.0 if rice and data == "cifar100" else 0.0,
+        "cutout": 0,
+        "brightness": 0.0,
+        "mixup": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("at", {}),
+        ("trades", {"beta": 6}),
+        ("mart", {"beta": 5}),
+        ("alp", {"weight": 0.5, "pair": "logits"}),
+    ],
+)
+def test_objective_constants(method: str, options: dict[str, Any]) -> None:
+    for data, norm in product(DATA, NORMS):
+        objective = load_recipe(f"{data}_{method}_{norm}").objective
+        assert (objective.name, objective.options) == (method, options)
+
+
+def test_kept_epochs_are_the_papers() -> None:
+    awp = Keep(**load_recipe("cifar10_at_linf").train.keep.model_dump())
+    assert [e for e in range(1, 201) if awp.wants(e)] == list(range(10, 201, 10))
+    rat = Keep(**load_recipe("cifar10_trades_linf").train.keep.model_dump())
+    windows = {*range(100, 110), *range(150, 160)}
+    assert {e for e in range(1, 201) if rat.wants(e)} == windows | set(range(100, 201, 5))
+
+
+def test_regularised_rows_differ_from_plain_at_by_one_thing() -> None:
+    changed = {
+        "l1": {"optimizer": {"l1": 5e-6}},
+        "l2": {"optimizer": {"decay_on": "weights", "weight_decay": 5e-3}},
+        "cutout": {"data": {"augment": {"cutout": 14}}},
+        "mixup": {"data": {"augment": {"mixup": 1.4}}},
+    }
+    for norm, (row, keys) in product(NORMS, changed.items()):
+        by_hand = load_recipe(f"cifar10_at_{norm}", keys)
+        assert load_recipe(f"cifar10_at_{norm}_{row}").training_keys() == by_hand.training_keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "network"),
+    [
+        ("cifar10_at_linf_wrn34", "cifar10_at_linf", "wide_resnet34_10"),
+        ("cifar10_trades_linf_wrn34", "cifar10_trades_linf", "wide_resnet34_10"),
+        ("cifar10_trades_linf_vgg16", "cifar10_trades_linf", "vgg16_bn"),
+        ("cifar10_trades_linf_mobilenetv2", "cifar10_trades_linf", "mobilenet_v2"),
+    ],
+)
+def test_other_networks_change_only_the_network(name: str, base: str, network: str) -> None:
+    assert loaded(name).training_keys() == load_recipe(base, {"model.name": network}).training_keys()
+
+
+def test_mnist_constants() -> None:
+    for name in MNIST:
+        recipe = loaded(name)
+        assert (recipe.threat.eps, inner(recipe).step_size, inner(recipe).steps) == (0.3, 0.01, 40)
+        assert recipe.model.name == "mnist_cnn"
+    assert load_recipe("mnist_trades_linf").objective.options == {"beta": 1}
+
+
+def test_moons_radius_is_the_papers_in_stored_units() -> None:
+    recipe = load_recipe("moons_at")
+    assert recipe.threat.eps * SCALE == pytest.approx(0.02, rel=1e-15)
+    assert (inner(recipe).steps, recipe.train.epochs, recipe.optimizer.lr) == (1, 100, 0.1)
+    assert load_recipe("moons_standard").training_keys()["attack"]["name"] == "none"
+
+
+def test_every_objective_has_a_recipe() -> None:
+    assert set(OBJECTIVES.names()) <= {loaded(n).objective.name for n in EXPECTED}

@@ -1,0 +1,194 @@
+"""Finding, merging and overriding recipes, and the hash that says whether two are the same training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flatrock.core.errors import ConfigError
+from flatrock.recipes.build import build_threat, recipe_hash
+from flatrock.recipes.check import validate
+from flatrock.recipes.load import load_recipe, overlay, recipe_names
+from flatrock.recipes.text import recipe_text
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_fractions_are_numbers_wherever_a_number_is_expected() -> None:
+    recipe = load_recipe(
+        "digits_at",
+        ["threat.eps=8/255", "attack.step_size=2/255", "optimizer.weight_decay=1/2000", "objective.name=at"],
+    )
+    assert recipe.threat.eps == 8 / 255
+    assert recipe.attack.options["step_size"] == 2 / 255
+    assert recipe.optimizer.weight_decay == 1 / 2000
+    assert build_threat(recipe).eps == 8 / 255
+
+
+def test_fractions_and_powers_in_a_file(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "mine", "base: digits_at\nthreat: {eps: 1/10}\nattack: {step_size: 1/40}\noptimizer: {lr: 5e-2}\n"
+    )
+    recipe = load_recipe(path)
+    assert (recipe.name, recipe.threat.eps, recipe.optimizer.lr) == ("mine", 0.1, 0.05)
+    assert recipe.attack.options == {"steps": 7, "step_size": 1 / 40}
+
+
+def test_overrides_reach_nested_keys_lists_and_mappings() -> None:
+    recipe = load_recipe(
+        "digits_at",
+        [
+            "data.augment.crop=1",
+            "train.keep.windows=[[2, 3], [5, 8]]",
+            "evaluate.attacks=[fgsm, 'pgd-5:step_size=1/20']",
+            "select.attack={name: pgd, steps: 3}",
+            "train.tensorboard=false",
+            "train.keep.every=null",
+            "about.summary = mine = own",
+        ],
+    )
+    assert recipe.data.augment.crop == 1
+    assert recipe.train.keep.windows == ((2, 3), (5, 8))
+    assert recipe.evaluate.attacks == ("fgsm", "pgd-5:step_size=1/20")
+    assert recipe.select.attack == {"name": "pgd", "steps": 3}
+    assert (recipe.train.tensorboard, recipe.train.keep.every) == (False, None)
+    assert recipe.about.summary == "mine = own"
+
+
+def test_double_underscores_are_dots_for_callers_with_keywords() -> None:
+    by_keyword = load_recipe("digits_at", {"train__epochs": 3, "data__augment__crop": 1, "seed": 5})
+    dotted = load_recipe("digits_at", ["train.epochs=3", "data.augment.crop=1", "seed=5"])
+    assert by_keyword == dotted
+    assert (dotted.train.epochs, dotted.data.augment.crop, dotted.seed) == (3, 1, 5)
+
+
+def test_later_overrides_win_and_a_mapping_is_merged() -> None:
+    recipe = load_recipe("digits_at", ["train={epochs: 3, batch_size: 32}", "train.epochs=4"])
+    assert (recipe.train.epochs, recipe.train.batch_size) == (4, 32)
+    assert load_recipe("digits_at", ["train={epochs: 3}"]).train.batch_size == 64
+
+
+def test_select_has_a_short_form(tmp_path: Path) -> None:
+    assert load_recipe("cifar10_at_linf", ["select=test"]).select.data == "test"
+    recipe = load_recipe(write(tmp_path, "mine", "base: cifar10_at_linf\nselect: test\n"))
+    assert (recipe.select.data, recipe.select.attack) == ("test", {"name": "pgd", "steps": 10})
+
+
+@pytest.mark.parametrize("text", ["train.epochs", "=3", "  =3"])
+def test_an_override_needs_a_key_and_a_value(text: str) -> None:
+    with pytest.raises(ConfigError, match="an override is written key=value"):
+        load_recipe("digits_at", [text])
+
+
+def test_an_override_below_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train\.epochs is a value, not a section"):
+        load_recipe("digits_at", ["train.epochs.more=3"])
+
+
+def test_base_sections_merge_key_by_key(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, "mine", "base: cifar10_at_linf\ndata: {augment: {cutout: 8}}\n"))
+    assert recipe.data.name == "cifar10"
+    assert recipe.data.augment.model_dump(exclude_defaults=True) == {
+        "crop": 4,
+        "crop_fill": "reflect",
+        "flip": True,
+        "cutout": 8,
+    }
+
+
+def test_a_renamed_section_replaces_the_one_below() -> None:
+    below = {"schedule": {"name": "piecewise", "milestones": [1, 2]}, "seed": 1}
+    assert overlay(below, {"schedule": {"name": "cosine"}}) == {"schedule": {"name": "cosine"}, "seed": 1}
+    assert overlay(below, {"schedule": {"name": "piecewise", "factor": 0.5}})["schedule"] == {
+        "name": "piecewise",
+        "milestones": [1, 2],
+        "factor": 0.5,
+    }
+    assert below["schedule"] == {"name": "piecewise", "milestones": [1, 2]}, "the base itself is not changed"
+    fast = load_recipe("cifar10_at_fast")
+    assert (fast.schedule.name, fast.schedule.options) == ("one_cycle", {})
+
+
+def test_a_base_beside_the_file_comes_before_the_library(tmp_path: Path) -> None:
+    write(tmp_path, "digits_at", "base: digits_trades\nseed: 7\n")
+    recipe = load_recipe(write(tmp_path, "mine", "base: digits_at\n"))
+    assert (recipe.seed, recipe.objective.name) == (7, "trades")
+
+
+def test_base_cycles_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "a", "base: b\n")
+    write(tmp_path, "b", "base: c\n")
+    write(tmp_path, "c", "base: a\n")
+    with pytest.raises(ConfigError, match="is its own base: a -> b -> c -> a"):
+        load_recipe(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match="is its own base: me -> me"):
+        load_recipe(write(tmp_path, "me", "base: me\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "is not readable YAML"),
+        ("- a\n- b\n", "must be a mapping of sections, got list"),
+        ("", "must be a mapping of sections, got NoneType"),
+        ("base: no_such_recipe\n", "unknown recipe 'no_such_recipe'"),
+    ],
+)
+def test_unreadable_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(write(tmp_path, "odd", text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no recipe file .*gone\.yaml"):
+        load_recipe(tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["about.summary=other", "name=other", "evaluate.attacks=[fgsm]", "train.save_seconds=1", "train.tensorboard=false"],
+)
+def test_keys_that_do_not_decide_the_weights_leave_the_hash_alone(override: str) -> None:
+    assert recipe_hash(load_recipe("digits_at", [override])) == recipe_hash(load_recipe("digits_at"))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=1",
+        "threat.eps=0.1",
+        "attack.steps=9",
+        "attack.bn_mode=train",
+        "optimizer.lr=0.01",
+        "data.held_out=100",
+        "data.augment.crop=1",
+        "train.epochs=29",
+        "schedule.peak=0.4",
+        "objective.name=alp",
+        "select.data=test",
+    ],
+)
+def test_keys_that_decide_the_weights_change_the_hash(override: str) -> None:
+    assert recipe_hash(load_recipe("digits_at", [override])) != recipe_hash(load_recipe("digits_at"))
+
+
+def test_hashes_of_the_library_are_distinct() -> None:
+    hashes = {name: recipe_hash(load_recipe(name)) for name in recipe_names()}
+    assert len(set(hashes.values())) == len(hashes)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_resolved_recipe_survives_yaml(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    stored = yaml.safe_load(yaml.safe_dump(recipe.resolved(), sort_keys=False))
+    again = validate(stored, "stored")
+    assert again == recipe
+    assert recipe_hash(again) == recipe_hash(recipe)
+    copied = load_recipe(write(tmp_path, "copy", recipe_text(recipe)))
+    assert recipe_hash(copied) == recipe_hash(recipe)

@@ -1,0 +1,134 @@
+"""From recipe to result: which data training looks at, what marks a number, extra images, real margins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flatrock.core.errors import ConfigError, DataError
+from flatrock.data.catalog import load_data
+from flatrock.data.dataset import Dataset
+from flatrock.engine.loop import train
+from flatrock.engine.step import train_step
+from flatrock.evaluation.checks import TEST_SELECTED
+from flatrock.recipes.build import build_job
+from flatrock.recipes.load import load_recipe, recipe_names
+from flatrock.recipes.restore import evaluate_run
+
+# Two steps leave BatchNorm's running statistics at their start and the model with one answer, which is never "best";
+# so where a best epoch is needed, there are more.
+TWENTY_STEPS = {"data.limit": 640, "train.batch_size": 32, "train.epochs": 1, "attack.steps": 1}
+TWO_STEPS = {"data.limit": 32, "train.batch_size": 16, "train.max_steps": 2, "data.held_out": 50}
+
+
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The splits that building and training ask for, in order."""
+    asked: list[str] = []
+
+    def spy(name: str, split: Any, **options: Any) -> Dataset:
+        asked.append(split)
+        return load_data(name, split, **options)
+
+    monkeypatch.setattr("flatrock.recipes.build.load_data", spy)
+    return asked
+
+
+def test_training_never_looks_at_the_test_split(splits: list[str], run_folder: Path) -> None:
+    run = train(build_job(load_recipe("digits_at", TWENTY_STEPS), folder=run_folder))
+    assert splits == ["train"]
+    assert [r.selected_on for r in run.records] == ["held_out"]
+    result = evaluate_run(run, attacks=["fgsm"], limit=50)
+    assert result.marks == ()
+    assert "E03" not in [f.code for f in result.findings]
+
+
+def test_selection_on_the_test_split_marks_the_result(splits: list[str], run_folder: Path) -> None:
+    recipe = load_recipe("digits_at", {**TWENTY_STEPS, "select": "test", "select.size": 50})
+    run = train(build_job(recipe, folder=run_folder))
+    assert splits == ["train", "test"]
+    assert [r.selected_on for r in run.records] == ["test"]
+    best = evaluate_run(run, attacks=["fgsm"], limit=50)
+    assert best.marks == (TEST_SELECTED,) == ("test-selected",)
+    assert [f.code for f in best.findings] == ["E03"]
+    last = evaluate_run(run, which="last", attacks=["fgsm"], limit=50)
+    assert last.marks == (), "the last epoch was not chosen, so looking did not help it"
+
+
+def test_held_out_samples_are_not_trained_on(run_folder: Path) -> None:
+    recipe = load_recipe("digits_at", {"data.held_out": 100, "train.batch_size": 64})
+    everything = load_data("digits", "train")
+    job = build_job(recipe, folder=run_folder)
+    seen = torch.cat([batch.ids for batch in job.loader.epoch(0)])
+    assert len(seen.unique()) == len(seen) == len(everything) - 100
+
+
+def write_npz(path: Path, labels: list[int]) -> Path:
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 8, 8, 1), dtype=np.uint8)
+    np.savez(path, image=images, label=np.array(labels))
+    return path
+
+
+@pytest.mark.parametrize(("name", "labels"), [("digits_at", [3] * 20), ("digits_trades", [-1] * 20)])
+def test_extra_images_are_mixed_into_every_batch(
+    name: str, labels: list[int], tmp_path: Path, run_folder: Path
+) -> None:
+    file = write_npz(tmp_path / "more.npz", labels)
+    recipe = load_recipe(name, {**TWO_STEPS, "data.extra.file": str(file), "data.extra.fraction": "1/4"})
+    job = build_job(recipe, folder=run_folder)
+    for batch in job.loader.epoch(0):
+        assert batch.y[-4:].tolist() == labels[:4]
+        assert (batch.y[:-4] >= 0).all()
+    run = train(job)
+    assert [r.step for r in run.records] == [2]
+    assert torch.isfinite(torch.tensor(list(run.last.terms.values()))).all()
+
+
+def test_unlabelled_images_need_an_objective_that_ignores_them(tmp_path: Path, run_folder: Path) -> None:
+    file = write_npz(tmp_path / "more.npz", [-1, 3, 5])
+    recipe = load_recipe("digits_mart", {**TWO_STEPS, "data.extra.file": str(file)})
+    with pytest.raises(ConfigError, match=r"more\.npz has unlabelled images; they need objective trades"):
+        build_job(recipe, folder=run_folder)
+
+
+def test_missing_extra_file_is_named(tmp_path: Path, run_folder: Path) -> None:
+    recipe = load_recipe("digits_at", {"data.extra.file": str(tmp_path / "gone.npz")})
+    with pytest.raises(DataError, match=r"gone\.npz not found"):
+        build_job(recipe, folder=run_folder)
+
+
+def test_building_a_job_writes_nothing(tmp_path: Path) -> None:
+    build_job(load_recipe("digits_at"), folder=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_robust_recipes_beat_standard_training_by_far(tmp_path: Path) -> None:
+    accuracy = {}
+    for name in ("digits_standard", "digits_at", "digits_trades", "digits_mart", "digits_alp"):
+        run = train(build_job(load_recipe(name), folder=tmp_path / name))
+        result = evaluate_run(run, attacks=["pgd-20"])
+        accuracy[name] = (result.clean, result.robust)
+    plain = accuracy.pop("digits_standard")
+    assert plain[0] > 0.95
+    for name, (clean, robust) in accuracy.items():
+        assert robust - plain[1] > 0.5, name
+        assert clean > 0.9, name
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("cifar10_") and "wrn34" not in n])
+def test_two_steps_on_real_cifar10(name: str, run_folder: Path) -> None:
+    if not (folder := os.environ.get("FLATROCK_TEST_DATA")):
+        pytest.skip("set FLATROCK_TEST_DATA to the folder that holds CIFAR-10")
+    tiny = {"data.limit": 16, "train.batch_size": 8, "attack.steps": 2}
+    job = build_job(load_recipe(name, tiny), folder=run_folder, data_folder=Path(folder))
+    for step, batch in enumerate(job.loader.epoch(0)):
+        assert batch.x.shape == (8, 3, 32, 32)
+        assert torch.isfinite(train_step(job, batch, step=step, guard=True).parts.total)
+    assert step == 1
