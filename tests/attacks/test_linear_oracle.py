@@ -141,7 +141,9 @@ def test_evaluate_reports_the_closed_form(norm: type[Linf] | type[L2]) -> None:
     threat, robust = half_broken(model, x, y, norm)
     spec = {"name": "mt", "steps": 3, "step_size": threat.eps, "start": "zero"}
     result = evaluate(model, x, y, threat, attacks=[spec], batch_size=50)
-    assert torch.equal(result.flags["mt-3"], robust)
+    (label,) = result.per_attack
+    assert label == f"mt-3:start=zero:step_size={threat.eps}"
+    assert torch.equal(result.flags[label], robust)
     assert result.robust == float(robust.double().mean())
 
 

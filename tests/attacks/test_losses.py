@@ -181,8 +181,3 @@ def test_unknown_loss_lists_the_choices() -> None:
         ConfigError, match=r"unknown attack loss 'dlrr'; known: ce, cw, dlr, margin; did you mean 'dlr'"
     ):
         label_loss("dlrr")
-
-
-def test_options_reach_the_loss() -> None:
-    z, y = logits_and_labels(10)
-    assert torch.equal(label_loss("cw", kappa=0.0)(z, y), cw(z, y, kappa=0.0))

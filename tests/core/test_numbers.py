@@ -71,7 +71,7 @@ def test_an_integer_beyond_float_is_refused_not_a_crash() -> None:
         ("true", True),
         ("False", False),
         ("null", None),
-        ("None", None),
+        ("none", "none"),
         ("20", 20),
         ("-3", -3),
         ("2/255", 2 / 255),

@@ -164,9 +164,9 @@ def test_a_run_knows_its_last_and_best_epoch() -> None:
     epochs = tuple(an_epoch(epoch=e, best_epoch=best) for e, best in ((1, 1), (2, 2), (3, 2)))
     run = Run(folder=Path("runs/a"), records=epochs, status="done")
     assert run.last.epoch == 3
-    assert run.best.epoch == 2
+    assert run.best is epochs[1]
     unprobed = Run(folder=Path("runs/a"), records=(an_epoch(epoch=5, best_epoch=None),), status="done")
-    assert unprobed.best.epoch == 5
+    assert unprobed.best is None
 
 
 def test_birth_certificate_tells_code_machine_and_seed() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from flatrock.core.errors import DataError
 from flatrock.data.dataset import Dataset
-from flatrock.data.split import held_out_split
+from flatrock.data.split import fair_subset, held_out_split
 
 
 def _dataset(counts: list[int], name: str = "toy") -> Dataset:
@@ -65,7 +65,18 @@ def test_digest_and_choice_depend_on_name_and_length() -> None:
     }
     assert len(digests) == 4
     assert all(len(d) == 16 for d in digests)
-    assert held_out_split(base, size=30, name="other").digest in digests
+
+
+def test_a_fair_subset_has_every_class_of_sorted_data() -> None:
+    data = _dataset([50] * 3)
+    few = fair_subset(data, 9)
+    assert few.y.bincount().tolist() == [3, 3, 3]
+    assert torch.equal(few.ids, fair_subset(data, 9).ids), "the same ones every time"
+    assert set(few.ids.tolist()) < set(fair_subset(data, 30).ids.tolist())
+    assert torch.equal(few.x, data.x[few.ids])
+    assert fair_subset(data, None) is data
+    assert fair_subset(data, 999) is data
+    assert fair_subset(_dataset([2, 50]), 20).y.bincount().tolist() == [2, 18], "a small class is used up"
 
 
 def test_digest_is_pinned() -> None:

@@ -17,7 +17,7 @@ from flatrock.engine.checkpoint import load, model_tensors, put_model, save
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
-from flatrock.recipes.restore import evaluate_run, find_checkpoint
+from flatrock.recipes.restore import evaluate_run, open_checkpoint
 from flatrock.recipes.restore import load as load_model
 
 MakeJob = Callable[..., Job]
@@ -123,7 +123,7 @@ def test_differences_lists_paths() -> None:
 
 def test_failed_run_offers_no_model(run: Path) -> None:
     RunFolder(run).write_info(status="failed", reason="the loss became non-finite at step 3")
-    for use in (load_model, find_checkpoint, evaluate_run):
+    for use in (load_model, open_checkpoint, evaluate_run):
         with pytest.raises(StateError, match=r"FAILED \(the loss became non-finite at step 3\); name a checkpoint"):
             use(run)  # type: ignore[operator]
     assert not list(run.glob("result*"))

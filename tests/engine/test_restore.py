@@ -14,12 +14,14 @@ from torch import Tensor
 from flatrock.core.errors import StateError
 from flatrock.core.records import Result
 from flatrock.data.catalog import load_data
+from flatrock.data.split import fair_subset
 from flatrock.engine.checkpoint import load as load_checkpoint
-from flatrock.engine.folder import RunFolder
+from flatrock.engine.folder import OWN_FILE, RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
 from flatrock.recipes.build import recipe_hash
-from flatrock.recipes.restore import evaluate_run, find_checkpoint, load, load_with_recipe
+from flatrock.recipes.check import validate
+from flatrock.recipes.restore import evaluate_run, load, open_checkpoint, store_result
 
 ATTACKS = ["fgsm", "pgd-2"]
 
@@ -59,7 +61,7 @@ def test_best_and_last_differ_and_state_is_last(small_run: Path) -> None:
         best, last, state = (load(small_run / f"{name}.safetensors")(inputs()) for name in ("best", "last", "state"))
     assert not torch.equal(best, last)
     assert torch.equal(last, state)
-    assert find_checkpoint(small_run).name == "best.safetensors"
+    assert open_checkpoint(small_run)[0].name == "best.safetensors"
 
 
 def test_a_running_run_can_be_looked_at(make_job: Callable[..., Job], run: Path, stopper: Callable[[int], Any]) -> None:
@@ -76,7 +78,8 @@ def test_a_running_run_can_be_looked_at(make_job: Callable[..., Job], run: Path,
 def test_recipe_in_the_checkpoint_is_the_recipe(make_job: Callable[..., Job], small_run: Path) -> None:
     """Validated again, it is the same: nothing is lost on the way through the file."""
     job = make_job(small_run)
-    _, recipe, meta = load_with_recipe(small_run / "best.safetensors")
+    _, _, meta = open_checkpoint(small_run / "best.safetensors")
+    recipe = validate(meta["recipe"], "the stored recipe")
     assert recipe.resolved() == job.recipe == meta["recipe"]
     assert recipe_hash(recipe) == job.recipe_hash == meta["recipe_hash"]
 
@@ -90,8 +93,7 @@ def test_a_checkpoint_needs_nothing_beside_it(small_run: Path, tmp_path: Path) -
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_evaluation_is_written_and_read_back(run: Path, which: str) -> None:
     result = evaluate_run(run, which=which, attacks=ATTACKS, limit=60)
-    text = (run / f"result-{which}.json").read_text()
-    again = Result.from_json(text)
+    again = Result.from_json(store_result(run, result).read_text())
     assert again.flags.keys() == {"clean", *ATTACKS}
     assert all(torch.equal(again.flags[k], v) for k, v in result.flags.items())
     assert (again.n, again.clean, again.robust) == (60, result.clean, result.robust)
@@ -101,9 +103,20 @@ def test_evaluation_is_written_and_read_back(run: Path, which: str) -> None:
     assert again.provenance["recipe_hash"] == RunFolder(run).read_info()["recipe_hash"]
     assert (again.marks, again.findings) == ((), ())
     with torch.no_grad():
-        test = load_data("digits", "test")
-        right = load(run, which=which)(test.images(torch.arange(60))).argmax(1) == test.y[:60]
-    assert torch.equal(again.flags["clean"], right)
+        test = fair_subset(load_data("digits", "test"), 60)
+        predicted = load(run, which=which)(test.images(torch.arange(60))).argmax(1)
+    assert torch.equal(again.flags["clean"], predicted == test.y)
+    assert again.predictions is not None
+    assert torch.equal(again.predictions, predicted)
+
+
+def test_a_partial_result_never_takes_the_name_of_the_whole(run: Path) -> None:
+    whole = store_result(run, evaluate_run(run))
+    assert whole.name == "result-best.json"
+    for options in ({"limit": 60}, {"attacks": ["pgd-2:step_size=1/255"]}, {"limit": 60, "seed": 3}):
+        partial = store_result(run, evaluate_run(run, **options))  # type: ignore[arg-type]
+        assert partial != whole
+        assert OWN_FILE.fullmatch(partial.name), partial.name
 
 
 def test_evaluation_takes_the_recipes_attacks(run: Path) -> None:
@@ -116,7 +129,6 @@ def test_evaluation_of_a_file_and_of_the_state(run: Path) -> None:
     by_file = evaluate_run(run / "state.safetensors", attacks=ATTACKS, limit=30)
     assert all(torch.equal(by_file.flags[k], v) for k, v in by_folder.flags.items())
     assert by_file.provenance["epoch"] == 4
-    assert (run / "result-state.json").is_file()
 
 
 def test_selection_on_test_data_is_marked(make_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -133,4 +145,3 @@ def test_damaged_weights_are_not_evaluated(run: Path) -> None:
     (run / "best.safetensors").write_bytes(content)
     with pytest.raises(StateError, match=r"best\.safetensors is damaged \(its digest does not match\)"):
         evaluate_run(run, attacks=ATTACKS)
-    assert not (run / "result-best.json").exists()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, ModelError, ThreatError
 from flatrock.core.provenance import VERSION
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
@@ -124,7 +124,8 @@ def test_all_faults_of_a_plan_are_listed_at_once() -> None:
     ("attacks", "label"),
     [
         (["pgd-20", "pgd-20"], "pgd-20"),
-        (["pgd-20", {"name": "pgd", "steps": 20, "restarts": 5}], "pgd-20"),
+        (["pgd-20", {"name": "pgd", "steps": 20}], "pgd-20"),
+        (["pgd-20:restarts=5", {"name": "pgd", "steps": 20, "restarts": 5}], "pgd-20:restarts=5"),
         ([{"name": "fgsm", "label": "clean"}], "clean"),
     ],
 )
@@ -207,3 +208,67 @@ def test_progress_adds_up() -> None:
         *[(units, name) for name in ("fgsm", "pgd-2") for units in (25, 25, 10)],
         "end",
     ]
+
+
+class Overflows(nn.Module):
+    """Right on clean inputs near 0.5, without an answer 0.1 away from there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        away = ((x.flatten(1) - 0.5).abs().amax(1, keepdim=True) > 0.1).to(x.dtype)
+        return torch.cat([x.flatten(1).sum(1, keepdim=True), -x.flatten(1)[:, :2]], 1) / (1 - away) + 0 / (1 - away)
+
+
+@pytest.mark.parametrize("attack", ["fgsm", "pgd-3", "cw-3", "mt-2"])
+def test_a_model_without_an_answer_is_not_robust(attack: str) -> None:
+    """argmax of a row of NaN is class 0, the true class here: counting it as right would be a lie."""
+    x, y = torch.full((6, 4), 0.5), torch.zeros(6, dtype=torch.int64)
+    result = evaluate(Overflows().eval(), x, y, Linf(0.2), attacks=[attack])
+    assert (result.clean, result.robust) == (1.0, 0.0)
+    assert [f.code for f in result.findings] == ["E04"]
+    assert "6 samples" in result.findings[0].message
+    calm = evaluate(Overflows().eval(), x, y, Linf(0.05), attacks=[attack])
+    assert (calm.robust, calm.findings) == (1.0, ())
+
+
+def test_marks_of_a_model_are_the_marks_of_its_numbers() -> None:
+    model = net()
+    x, y = data(9)
+    model.marks = (TEST_SELECTED,)  # type: ignore[assignment]
+    result = evaluate(model, x, y, THREAT, attacks=["fgsm"])
+    assert result.marks == (TEST_SELECTED,)
+    assert [f.code for f in result.findings] == ["E03"]
+
+
+def test_the_result_says_what_each_attack_was() -> None:
+    x, y = data(9)
+    result = evaluate(net(), x, y, THREAT, attacks=["pgd-5", {"name": "pgd", "steps": 5, "step_size": 0.001}])
+    assert list(result.per_attack) == ["pgd-5", "pgd-5:step_size=0.001"]
+    assert result.attacks["pgd-5"]["step_size"] == THREAT.eps / 4
+    assert result.attacks["pgd-5:step_size=0.001"]["step_size"] == 0.001
+    assert Result.from_json(result.to_json()).attacks == result.attacks
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": [[0.5]]}, ThreatError, "inputs must be a torch tensor, got list"),
+        ({"y": [0]}, ThreatError, "labels must be a torch tensor, got list"),
+        ({"model": lambda x: x}, ModelError, "must be a torch.nn.Module"),
+        ({"x": torch.rand(90, 12)}, ModelError, "float64 weights but the inputs are torch.float32"),
+        ({"device": "gpu"}, ConfigError, "unknown device 'gpu'"),
+        ({"batch_size": 2.0}, ConfigError, "batch_size must be at least 1, got 2.0"),
+        ({"attacks": None}, ConfigError, "attacks must be a list of names"),
+        ({"attacks": []}, ConfigError, "name at least one"),
+    ],
+)
+def test_careless_calls_are_answered_in_words(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    x, y = data(90)
+    call: dict[str, Any] = {"model": net(), "x": x, "y": y, "threat": THREAT, "attacks": ["fgsm"], **change}
+    with pytest.raises(error, match=message):
+        evaluate(**call)
+
+
+def test_inference_mode_is_named() -> None:
+    x, y = data(9)
+    with torch.inference_mode(), pytest.raises(ModelError, match="inference_mode"):
+        evaluate(net(), x, y, THREAT, attacks=["fgsm"])

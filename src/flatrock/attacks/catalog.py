@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_inputs, craft, first_logits_checked
+from flatrock.attacks.craft import check_inputs, check_model, craft, first_logits_checked
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
@@ -35,8 +36,7 @@ def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
     if isinstance(spec, Mapping):
         options = {k: scalar(v) if isinstance(v, str) else v for k, v in spec.items() if k not in ("name", "label")}
         name = str(spec.get("name", ""))
-        steps = f"-{options['steps']}" if "steps" in options else ""
-        return str(spec.get("label", f"{name}{steps}")), ATTACKS.make(name, **options)
+        return str(spec.get("label", _label(name, options))), ATTACKS.make(name, **options)
     if not isinstance(spec, str):
         raise ConfigError(f"an attack is named by text such as 'pgd-20' or by a mapping with 'name', got {spec!r}")
     head, *pairs = spec.split(":")
@@ -53,6 +53,22 @@ def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
     return spec, ATTACKS.make(head, **options)
 
 
+def _label(name: str, options: Mapping[str, Any]) -> str:
+    """The text that names the same attack: pgd-20:step_size=0.003."""
+    steps = f"-{options['steps']}" if "steps" in options else ""
+    return name + steps + "".join(f":{k}={v}" for k, v in sorted(options.items()) if k != "steps")
+
+
+def describe(attack: Attack, threat: Threat) -> dict[str, Any]:
+    """Every option of a configured attack, the step size that follows from the threat included."""
+    options: dict[str, Any] = {}
+    if dataclasses.is_dataclass(attack) and not isinstance(attack, type):
+        options = dataclasses.asdict(attack)
+    if "step_size" in options and options["step_size"] is None:
+        options["step_size"] = threat.default_step
+    return {"kind": type(attack).__name__, **options}
+
+
 def attack(
     name: str, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, **options: Any
 ) -> Tensor:
@@ -64,6 +80,7 @@ def attack(
     check_inputs(x, y, threat)
     if x.shape[0] == 0:
         return x.clone()
+    check_model(model, x)
     ids = torch.arange(x.shape[0], device=x.device)
     with first_logits_checked(model, y):
         return craft(chosen, model, x, y, threat, Seed(seed).child("attack", name).samples(ids))

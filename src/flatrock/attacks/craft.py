@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,9 @@ def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> None:
     """Inputs are finite floats in [0, 1] with one class index each, and eps fits the box; else ThreatError."""
     if not isinstance(threat, Threat):
         raise ThreatError(f"threat must be flatrock.Linf(eps) or flatrock.L2(eps), got {threat!r}")
+    for name, value in (("inputs", x), ("labels", y)):
+        if not isinstance(value, Tensor):
+            raise ThreatError(f"{name} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor")
     if x.dtype not in (torch.float32, torch.float64) or x.dim() < 2:
         raise ThreatError(f"inputs must be float32 or float64 [n, ...], got {x.dtype} of shape {tuple(x.shape)}")
     if y.shape != x.shape[:1] or y.dtype != torch.int64:
@@ -39,6 +43,23 @@ def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> None:
     diameter = math.sqrt(x[0].numel())
     if threat.eps > diameter:
         raise ThreatError(f"eps {threat.eps:g} exceeds the diameter {diameter:.3g} of the input box; write 128/255?")
+
+
+def check_model(model: nn.Module, x: Tensor) -> None:
+    """A module whose weights have the dtype of the inputs; else ModelError."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module that maps inputs to logits, got {type(model).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise ModelError("attacks need gradients; call this outside torch.inference_mode()")
+    odd = {p.dtype for p in model.parameters() if p.is_floating_point()} - {x.dtype}
+    if odd:
+        raise ModelError(f"the model has {odd.pop()} weights but the inputs are {x.dtype}; convert one of the two")
+
+
+def looks_like_probabilities(logits: Tensor) -> bool:
+    """Every entry in [0, 1] and every row summing to 1."""
+    inside = bool(((logits >= -1e-5) & (logits <= 1 + 1e-5)).all())
+    return inside and bool(((logits.sum(1) - 1).abs() < 1e-5).all())
 
 
 def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
@@ -64,6 +85,10 @@ def first_logits_checked(model: nn.Module, y: Tensor) -> Iterator[None]:
     def look(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         handle.remove()
         check_logits(output, inputs[0], y)
+        if looks_like_probabilities(output):
+            warnings.warn(
+                "the model seems to return probabilities; attacks are weaker on them, return logits", stacklevel=2
+            )
 
     handle = model.register_forward_hook(look)
     try:

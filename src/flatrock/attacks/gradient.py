@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +75,16 @@ class GradientAttack:
             best[rows], loss[rows], damage[rows] = tried[better], new_loss[better], new_damage[better]
         return best
 
+    @property
+    def mixed_labels(self) -> bool:
+        """Only cross-entropy and KL are defined on rows of class probabilities."""
+        return self.loss in ("ce", "kl")
+
+    def passes(self, classes: int) -> int:
+        """Forward passes of the network per batch."""
+        judged = self.restarts if self.restarts > 1 else 0
+        return self.steps * self.restarts + judged + (1 if self.loss == "kl" else 0)
+
     def _aim(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
         if self.loss == "kl":
             with torch.no_grad():
@@ -82,7 +92,7 @@ class GradientAttack:
             y = y.argmax(1) if y.is_floating_point() else y
             return Aim(model, kl, log_clean, torch.where(y < 0, log_clean.argmax(1), y))  # no label: its own answer
         if y.is_floating_point():
-            if self.loss != "ce":
+            if not self.mixed_labels:
                 raise ConfigError(f"attack loss {self.loss!r} is not defined on mixed labels; use 'ce' or 'kl'")
             return Aim(model, cross_entropy, y, y.argmax(1))
         return Aim(model, label_loss(self.loss), y, y)
@@ -97,12 +107,18 @@ class GradientAttack:
 class FastGradientSign:
     """x + eps * ascent(grad CE): one step of size eps from x itself."""
 
+    mixed_labels: ClassVar[bool] = True
+
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
     ) -> Tensor:
         """Perturbed copy of x; costs one forward and one backward pass."""
-        aim = Aim(model, cross_entropy, y, y)
+        aim = Aim(model, cross_entropy, y, y.argmax(1) if y.is_floating_point() else y)
         return pgd(aim, x, threat, steps=1, step_size=threat.eps, start=x, early_stop=early_stop)
+
+    def passes(self, classes: int) -> int:
+        """Forward passes of the network per batch."""
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +128,7 @@ class MultiTargeted:
     steps: int = 20
     step_size: float | None = None
     start: str = "uniform"
+    mixed_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         GradientAttack(steps=self.steps, step_size=self.step_size, start=self.start)
@@ -120,6 +137,8 @@ class MultiTargeted:
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
     ) -> Tensor:
         """Perturbed copy of x: the first target that breaks a sample, else the one that came closest."""
+        if y.is_floating_point():
+            raise ConfigError("attack 'mt' is not defined on mixed labels; use 'pgd' or 'kl-pgd'")
         with torch.no_grad():
             logits = model(x)
         order = logits.scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)
@@ -134,7 +153,11 @@ class MultiTargeted:
             start = start_point(x[live], threat, gen[live].child("target", rank), start=self.start, noise=1e-3)
             tried = pgd(aim, x[live], threat, steps=self.steps, step_size=step_size, start=start, early_stop=early_stop)
             margin, damage = judge[live].at(tried)
-            better = margin > worst[live]
+            better = (margin > worst[live]) | (damage == 2)  # a NaN margin compares false, yet breaks the sample
             best[live[better]], worst[live[better]] = tried[better], margin[better]
             live = live[damage < 2] if early_stop else live
         return best
+
+    def passes(self, classes: int) -> int:
+        """Forward passes of the network per batch."""
+        return 1 + (classes - 1) * (self.steps + 1)

@@ -5,8 +5,6 @@ z are logits, y the true class, pi the classes by falling logit.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,8 +73,8 @@ def _need_classes(name: str, logits: Tensor, least: int) -> None:
 LABEL_LOSSES: dict[str, SampleLoss] = {"ce": cross_entropy, "cw": cw, "margin": margin, "dlr": dlr}
 
 
-def label_loss(name: str, **options: float) -> SampleLoss:
+def label_loss(name: str) -> SampleLoss:
     """The loss called `name`, or an error that lists the choices."""
     if not isinstance(name, str) or name not in LABEL_LOSSES:
         raise ConfigError(unknown("attack loss", name, LABEL_LOSSES))
-    return partial(LABEL_LOSSES[name], **options) if options else LABEL_LOSSES[name]
+    return LABEL_LOSSES[name]

@@ -34,7 +34,7 @@ class Aim:
         """Loss per sample, and the damage done at x: 0 still right, 1 wrong, 2 safely broken."""
         with torch.no_grad():
             logits = self.model(x)
-            damage = (logits.argmax(1) != self.y).int() + safely_broken(logits, self.y).int()
+            damage = (~classified_right(logits, self.y)).int() + safely_broken(logits, self.y).int()
             return self.loss(logits, self.target), damage
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,11 +48,16 @@ class Aim:
         return grad, logits.detach()
 
 
+def classified_right(logits: Tensor, y: Tensor) -> Tensor:
+    """The largest logit is the true class's; an answer that is not finite is no answer."""
+    return (logits.argmax(1) == y) & torch.isfinite(logits).all(1)
+
+
 def safely_broken(logits: Tensor, y: Tensor) -> Tensor:
-    """Misclassified by a margin that batching and rounding cannot undo."""
+    """Misclassified by a margin that batching and rounding cannot undo, or not finite."""
     own = logits.gather(1, y[:, None]).squeeze(1)
     lead = logits.amax(1) - own
-    return lead > SAFE_MARGIN * logits.abs().amax(1)
+    return (lead > SAFE_MARGIN * logits.abs().amax(1)) | ~torch.isfinite(logits).all(1)
 
 
 def start_point(x: Tensor, threat: Threat, gen: SampleGen, *, start: str, noise: float) -> Tensor:

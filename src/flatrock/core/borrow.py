@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,8 +74,23 @@ def nudged(model: nn.Module, shift: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 @contextmanager
+def full_precision(device: torch.device | str) -> Iterator[None]:
+    """No autocast, and on a GPU no TF32: float32 means float32 inside; the user's settings come back afterwards."""
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    saved = [b.fp32_precision for b in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        with torch.autocast(torch.device(device).type, enabled=False):
+            yield
+    finally:
+        for backend, was in zip(backends, saved, strict=True):
+            backend.fp32_precision = was
+
+
+@contextmanager
 def borrowed(model: nn.Module, device: torch.device | str) -> Iterator[None]:
-    """The model as every evaluation needs it: eval mode, frozen weights; all of it, and the global RNG, given back."""
+    """The model as attacks need it: eval mode, frozen weights; all of it, and the global RNG, given back."""
     with ExitStack() as stack:
         stack.enter_context(kept_global_rng(device))
         stack.enter_context(mode(model, training=False))

@@ -31,7 +31,7 @@ def number(value: Any) -> float:
 
 def scalar(text: str) -> Any:
     """The value of a word on the command line: true/false/null, integer, number or fraction, else the text itself."""
-    words = {"true": True, "false": False, "null": None, "none": None}
+    words = {"true": True, "false": False, "null": None}
     if text.lower() in words:
         return words[text.lower()]
     if re.fullmatch(r"[+-]?\d+", text):

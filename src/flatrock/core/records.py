@@ -66,11 +66,14 @@ class EpochRecord:
 class Result:
     """An evaluation. `flags[name][i]` says whether sample i is still classified right under `name`.
 
-    Every accuracy is computed from the flags, as a fraction of ALL samples.
+    Every accuracy is computed from the flags, as a fraction of ALL samples. `predictions` are the classes given to
+    the unperturbed inputs, `attacks` the options behind each name.
     """
 
     threat: Mapping[str, Any]
     flags: Mapping[str, Tensor]
+    predictions: Tensor | None = None
+    attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
@@ -115,6 +118,8 @@ class Result:
                 "robust": self.robust,
                 "per_attack": self.per_attack,
                 "flags": {name: flag.int().tolist() for name, flag in self.flags.items()},
+                "predictions": None if self.predictions is None else self.predictions.tolist(),
+                "attacks": {k: dict(v) for k, v in self.attacks.items()},
                 "findings": [asdict(f) for f in self.findings],
                 "costs": {k: dict(v) for k, v in self.costs.items()},
                 "marks": list(self.marks),
@@ -132,6 +137,8 @@ class Result:
             result = cls(
                 threat=d["threat"],
                 flags={k: torch.tensor(v, dtype=torch.bool) for k, v in d["flags"].items()},
+                predictions=None if d["predictions"] is None else torch.tensor(d["predictions"]),
+                attacks=d["attacks"],
                 findings=tuple(Finding(**f) for f in d["findings"]),
                 costs=d["costs"],
                 marks=tuple(d["marks"]),
@@ -161,7 +168,7 @@ class Run:
         return self.records[-1]
 
     @property
-    def best(self) -> EpochRecord:
-        """The epoch with the best robust accuracy on the selection data (the last epoch if none was probed)."""
-        wanted = self.last.best_epoch
-        return next((r for r in self.records if r.epoch == wanted), self.last)
+    def best(self) -> EpochRecord | None:
+        """The best epoch on the selection data; None if every epoch so far predicted a single class."""
+        wanted = self.records[-1].best_epoch if self.records else None
+        return next((r for r in self.records if r.epoch == wanted), None)

@@ -16,8 +16,9 @@ T = TypeVar("T")
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The text for an unknown name: value, choices, nearest choice."""
     choices = sorted(known)
-    near = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    lower = {c.lower(): c for c in choices}
+    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+    hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
     return f"unknown {kind} {name!r}; known: {', '.join(choices)}{hint}"
 
 

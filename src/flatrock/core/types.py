@@ -49,6 +49,13 @@ class Attack(Protocol):
     ) -> Tensor:
         """Perturbed copy of x. The caller chose the model's mode; early_stop lets broken samples leave the batch."""
 
+    @property
+    def mixed_labels(self) -> bool:
+        """Whether y may hold rows of class probabilities."""
+
+    def passes(self, classes: int) -> int:
+        """Forward passes of the network it makes per batch, at most."""
+
 
 class Objective(Protocol):
     """A robust training loss: which passes it needs, what its inner attack climbs, and the loss itself."""

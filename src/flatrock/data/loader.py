@@ -42,7 +42,6 @@ class TensorLoader:
         seed: Seed,
         augmentation: Augmentation,
         device: torch.device | str,
-        drop_last: bool = False,
         extra: Dataset | None = None,
         extra_fraction: float = 0.0,
     ) -> None:
@@ -56,8 +55,8 @@ class TensorLoader:
         self._own_size = batch_size - self._extra_size
         self._seed, self._augmentation = seed, augmentation
         full, rest = divmod(len(dataset), batch_size)
-        self._merge_last = rest == 1 and not drop_last and self._extra_size == 0
-        self._steps = full + (rest > 0 and not drop_last and not self._merge_last)
+        self._merge_last = rest == 1 and self._extra_size == 0
+        self._steps = full + (rest > 0 and not self._merge_last)
 
     def __len__(self) -> int:
         return self._steps

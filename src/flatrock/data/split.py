@@ -22,16 +22,28 @@ class Split:
     digest: str
 
 
-def held_out_split(dataset: Dataset, *, size: int, name: str | None = None) -> Split:
+def fair_subset(dataset: Dataset, size: int | None) -> Dataset:
+    """At most `size` samples, as equally many of each class as possible, the same ones every time.
+
+    The first samples of a file would do for shuffled data, but class-sorted data (a folder of images) would give one
+    class only.
+    """
+    if size is None or size >= len(dataset):
+        return dataset
+    shuffled = Seed(0).child("subset", dataset.name, len(dataset)).permutation(len(dataset))
+    turn = _turns(dataset.y.cpu()[shuffled], dataset.num_classes, share=1.0)
+    return dataset.subset(shuffled[turn.argsort(stable=True)[:size]].sort().values)
+
+
+def held_out_split(dataset: Dataset, *, size: int) -> Split:
     """Hold out `size` samples, as equally many of each class as possible, never more than half of a class.
 
-    The choice is a fixed permutation from Seed(0).child("held-out", name, len(dataset)), with the dataset's own name
-    unless another is given; the seed of a run plays no part. The digest is the beginning of the sha256 of the sorted
-    held-out ids.
+    The choice is a fixed permutation from Seed(0).child("held-out", name, len(dataset)); the seed of a run plays no
+    part. The digest is the beginning of the sha256 of the sorted held-out ids.
     """
-    shuffled = Seed(0).child("held-out", name or dataset.name, len(dataset)).permutation(len(dataset))
+    shuffled = Seed(0).child("held-out", dataset.name, len(dataset)).permutation(len(dataset))
     labels = dataset.y.cpu()[shuffled]
-    turn = _turns(labels, dataset.num_classes)
+    turn = _turns(labels, dataset.num_classes, share=0.5)
     possible = int((turn < len(dataset)).sum())
     if not 1 <= size <= possible:
         raise DataError(
@@ -47,13 +59,13 @@ def held_out_split(dataset: Dataset, *, size: int, name: str | None = None) -> S
     return Split(train, held_out, _digest(held_out.ids))
 
 
-def _turns(labels: Tensor, num_classes: int) -> Tensor:
-    """For each sample, how many of its class come before it; len(labels) for the half that stays in training."""
+def _turns(labels: Tensor, num_classes: int, *, share: float) -> Tensor:
+    """For each sample, how many of its class come before it; len(labels) beyond this share of its class."""
     turn = torch.full_like(labels, len(labels))
     for c in range(num_classes):
         members = (labels == c).nonzero().flatten()
-        half = len(members) // 2
-        turn[members[:half]] = torch.arange(half)
+        part = int(len(members) * share)
+        turn[members[:part]] = torch.arange(part)
     return turn
 
 

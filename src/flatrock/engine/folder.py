@@ -9,9 +9,11 @@ tensorboard/      the same figures as events     epoch-0100.safetensors  weights
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,17 @@ from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, unsealed, write_atomic
 from flatrock.core.records import EpochRecord, Run
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover (Windows)
+    fcntl = None  # type: ignore[assignment]
+
 STATUSES = ("running", "finished", "truncated", "failed")
 # Exactly the names a run writes; anything else in the folder is the user's and is never touched.
 OWN_FILE = re.compile(
     r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|curves\.png"
     r"|(state(\.older)?|best|last|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
-    r"|result-(best|last|epoch-\d{4,})\.json)(\.part)?"
+    r"|result-(best|last|state|epoch-\d{4,})(-[\w.=+-]+)?\.json|\.lock)(\.part)?"
 )
 
 
@@ -41,36 +48,67 @@ class RunFolder:
         self.damaged_state = path / "state.safetensors.damaged"
         self.best = path / "best.safetensors"
         self.last = path / "last.safetensors"
+        self.lock = path / ".lock"
         self.tensorboard = path / "tensorboard"
 
     def epoch(self, epoch: int) -> Path:
         """Weights kept after this epoch."""
         return self.path / f"epoch-{epoch:04d}.safetensors"
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training into this folder; the lock ends with the process, however it ends."""
+        if fcntl is None:  # a system without advisory locks
+            yield
+            return
+        with self.lock.open("a+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                handle.seek(0)
+                raise StateError(f"process {handle.read()} is training into {self.path}; wait for it") from error
+            handle.truncate(0)
+            handle.write(str(os.getpid()))
+            handle.flush()
+            try:
+                yield
+            finally:
+                self.lock.unlink(missing_ok=True)
+
     def claim(self, *, overwrite: bool) -> None:
         """Make the folder ours for a fresh run; refuse to touch what is there unless told to."""
         if self.path.exists() and not self.path.is_dir():
             raise StateError(f"{self.path} is a file; choose another run folder")
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.in_use():
             if not overwrite:
                 raise StateError(
                     f"run folder {self.path} exists; continue it with --resume, replace it with --overwrite, "
                     "or choose another with --run-dir"
                 )
             # run.json is the first file a run writes: killed before that, only the beginning of it is there.
-            barely_begun = [p.name for p in self.path.iterdir()] == [f".{self.info.name}.part"]
+            barely_begun = {p.name for p in self.path.iterdir()} <= {f".{self.info.name}.part", self.lock.name}
             if not (self.info.is_file() or barely_begun):
                 raise StateError(f"{self.path} holds something that is not a flatrock run; it is left alone")
-            self._clear()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateError(f"cannot create run folder {self.path}: {error.strerror}") from error
 
-    def _clear(self) -> None:
+    def check_resumable(self) -> None:
+        """Refuse early, and without leaving a trace, where there is nothing to resume."""
+        if not (self.state.exists() or self.older_state.exists()):
+            raise StateError(
+                f"{self.path} cannot be resumed: there is no {self.state.name}; start again with --overwrite"
+            )
+
+    def in_use(self) -> bool:
+        """Whether anything but a lock lies in the folder."""
+        return self.path.is_dir() and any(p != self.lock for p in self.path.iterdir())
+
+    def clear(self) -> None:
         """Remove only the files a run writes."""
         for file in self.path.iterdir():
-            if OWN_FILE.fullmatch(file.name):
+            if OWN_FILE.fullmatch(file.name) and file != self.lock:
                 file.unlink()
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 

@@ -54,6 +54,9 @@ class Job:
     folder: Path
     recipe: Mapping[str, Any]
     recipe_hash: str
+    data_digest: str
+    class_names: tuple[str, ...]
+    num_classes: int
     seed: Seed
     device: torch.device
     model: nn.Module

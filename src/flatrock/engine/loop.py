@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flatrock.core.errors import ModelError, StateError, ThreatError, TrainingError
+from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatError, TrainingError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import EpochRecord, Run
 from flatrock.core.rng import kept_global_rng, seed_layers
@@ -22,26 +22,40 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
     """Train to the end of the recipe; a killed run continues bit-identically with resume=True (on the CPU)."""
     listener = progress or Silent()
     folder = RunFolder(job.folder)
-    state = _begin(job, folder, resume=resume, overwrite=overwrite, progress=listener)
+    if resume and overwrite:
+        raise StateError("--resume and --overwrite exclude each other; choose one")
+    resume = resume and folder.in_use()
+    if resume:
+        folder.check_resumable()
+    else:
+        folder.claim(overwrite=overwrite)
+    with folder.locked():
+        return _train(job, folder, resume=resume, progress=listener)
+
+
+def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> Run:
+    state = _resumed(job, folder, progress) if resume else _fresh(job, folder)
+    folder.write_recipe(_recipe_text(job))
+    folder.rewrite(state.history)
     steps = len(job.loader)
     total = min(job.epochs * steps, job.max_steps or job.epochs * steps)
-    events = EventLog(folder.tensorboard, history=state.history, wanted=job.tensorboard, progress=listener)
-    listener.begin(f"training {job.name}", total, state.epoch * steps + state.step_in_epoch)
+    events = EventLog(folder.tensorboard, history=state.history, wanted=job.tensorboard, progress=progress)
+    progress.begin(f"training {job.name}", total, state.epoch * steps + state.step_in_epoch)
     try:
         with kept_global_rng(job.device):
             while state.epoch < job.epochs and not _spent(job, state):
-                _run_epoch(job, folder, state, listener)
+                _run_epoch(job, folder, state, progress)
                 _end_epoch(job, folder, state, events)
         if total == job.epochs * steps and state.history[-1].collapsed:
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
     except TrainingError as error:
         folder.write_info(status="failed", reason=str(error))
         raise
-    except (ModelError, ThreatError) as error:  # an exploded model can show itself in its logits or attacks first
+    except (ModelError, ThreatError, ConfigError) as error:  # what only shows once the network runs
         folder.write_info(status="failed", reason=str(error))
         raise TrainingError(str(error)) from error
     finally:
-        listener.end()
+        progress.end()
         events.close()
     status = "finished" if total == job.epochs * steps else "truncated"
     folder.write_info(status=status, reason="", epochs_done=len(state.history))
@@ -54,24 +68,21 @@ def _spent(job: Job, state: TrainState) -> bool:
     return job.max_steps is not None and done >= job.max_steps
 
 
-def _begin(job: Job, folder: RunFolder, *, resume: bool, overwrite: bool, progress: Progress) -> TrainState:
-    if resume and overwrite:
-        raise StateError("--resume and --overwrite exclude each other; choose one")
-    certificate: dict[str, Any] = {"name": job.name, "recipe_hash": job.recipe_hash}
-    if resume and folder.path.is_dir() and any(folder.path.iterdir()):
-        state = restore_state(job, folder, progress)
-        certificate["resumed"] = [*folder.resumptions(), dict(job.provenance)]
-        if state.history and state.step_in_epoch == 0:
-            save(folder.last, model_tensors(job.model), _weights_meta(job, "last", state.history[-1]))
-    else:
-        folder.claim(overwrite=overwrite)
-        state = TrainState()
-        certificate["provenance"] = dict(job.provenance)
-        folder.write_info(status="running", **certificate)
-        save_state(job, folder, state)
+def _fresh(job: Job, folder: RunFolder) -> TrainState:
+    folder.clear()
+    state = TrainState()
+    certificate = {"name": job.name, "recipe_hash": job.recipe_hash, "provenance": dict(job.provenance)}
     folder.write_info(status="running", reason="", **certificate)
-    folder.write_recipe(_recipe_text(job))
-    folder.rewrite(state.history)
+    save_state(job, folder, state)
+    return state
+
+
+def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
+    state = restore_state(job, folder, progress)
+    if state.history and state.step_in_epoch == 0:
+        save(folder.last, model_tensors(job.model), _weights_meta(job, "last", state.history[-1]))
+    resumed = [*folder.resumptions(), dict(job.provenance)]
+    folder.write_info(status="running", reason="", name=job.name, recipe_hash=job.recipe_hash, resumed=resumed)
     return state
 
 
@@ -102,7 +113,8 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
         if time.monotonic() - saved > job.save_seconds:
             save_state(job, folder, state)
             saved = time.monotonic()
-    state.watch.check()
+    state.watch.check()  # waits for a GPU, so the seconds below include every step
+    state.seconds = earlier + time.monotonic() - begun
 
 
 def _set_lr(job: Job, step: int) -> None:
@@ -142,15 +154,14 @@ def _better(job: Job, new: ProbeOutcome, best: EpochRecord | None) -> bool:
 
 
 def _record(job: Job, state: TrainState, outcome: ProbeOutcome | None) -> EpochRecord:
-    means = state.watch.means()
     epoch, best = state.epoch + 1, state.best
     improved = outcome is not None and _better(job, outcome, best)
     return EpochRecord(
         epoch=epoch,
         step=state.epoch * len(job.loader) + state.step_in_epoch,
         lr=job.schedule.at(state.epoch * len(job.loader) + state.step_in_epoch - 1, len(job.loader)),
-        terms={k: v for k, v in means.items() if k != "right"},
-        running_accuracy=means.get("right", 0.0),
+        terms=state.watch.means(),
+        running_accuracy=state.watch.accuracy(),
         clean=outcome.clean if outcome else None,
         robust=outcome.robust if outcome else None,
         train_robust=outcome.train_robust if outcome else None,
@@ -175,4 +186,10 @@ def _store(job: Job, folder: RunFolder, state: TrainState, record: EpochRecord) 
 
 
 def _weights_meta(job: Job, role: str, record: EpochRecord) -> dict[str, Any]:
-    return {"role": role, "recipe": dict(job.recipe), "recipe_hash": job.recipe_hash, "record": record.to_dict()}
+    return {
+        "role": role,
+        "recipe": dict(job.recipe),
+        "recipe_hash": job.recipe_hash,
+        "class_names": list(job.class_names),
+        "record": record.to_dict(),
+    }

@@ -60,6 +60,8 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
         "role": "state",
         "recipe": dict(job.recipe),
         "recipe_hash": job.recipe_hash,
+        "data_digest": job.data_digest,
+        "class_names": list(job.class_names),
         "epoch": state.epoch,
         "step_in_epoch": state.step_in_epoch,
         "seconds": state.seconds,
@@ -76,6 +78,8 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
     if meta["recipe_hash"] != job.recipe_hash:
         found = differences(dict(job.recipe), meta["recipe"])
         raise StateError(f"{path} belongs to another recipe; differences:\n  " + "\n  ".join(found[:10]))
+    if meta["data_digest"] != job.data_digest:
+        raise StateError(f"the data are not those {path} was trained on; give the same files, or --overwrite")
     put_model(job.model, tensors, path)
     put_optimizer(job.optimizer, tensors, meta["optimizer"])
     return TrainState(

@@ -21,10 +21,11 @@ from flatrock.models.view import view
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The loss of one batch and how many of its samples the (adversarial) pass got right."""
+    """The loss of one batch, and how many of its labelled samples the (adversarial) pass got right."""
 
     parts: Parts
     right: Tensor
+    labelled: Tensor
     samples: int
 
 
@@ -43,7 +44,7 @@ def train_step(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome
     assert judged is not None
     hard = y.argmax(1) if y.is_floating_point() else y
     right = (judged.logits.detach().argmax(1) == hard).sum()
-    return StepOutcome(parts, right, len(batch.ids))
+    return StepOutcome(parts, right, labelled=(hard >= 0).sum(), samples=len(batch.ids))
 
 
 def run_passes(model: nn.Module, passes: tuple[str, ...], x: Tensor, x_adv: Tensor) -> Views:
@@ -62,8 +63,8 @@ def run_passes(model: nn.Module, passes: tuple[str, ...], x: Tensor, x_adv: Tens
 def _mixed(job: Job, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
     if job.mixup_alpha == 0:
         return batch.x, batch.y
-    classes = int(job.recipe["model"]["num_classes"])
-    return mixup(batch.x, F.one_hot(batch.y, classes).float(), job.seed.child("mixup", step), alpha=job.mixup_alpha)
+    one_hot = F.one_hot(batch.y, job.num_classes).float()
+    return mixup(batch.x, one_hot, job.seed.child("mixup", step), alpha=job.mixup_alpha)
 
 
 def _attacked(job: Job, x: Tensor, y: Tensor, batch: Batch, step: int) -> Tensor:

@@ -31,6 +31,7 @@ class Watch:
         for name, value in zip(named, values.unbind(), strict=True):
             self._add(name, value * outcome.samples)
         self._add("right", outcome.right.double())
+        self._add("labelled", outcome.labelled.double())
         self.samples += outcome.samples
         if values.device.type == "cpu" or len(self._pending) >= GPU_CHECK_EVERY:
             self.check()
@@ -51,8 +52,13 @@ class Watch:
                 )
 
     def means(self) -> dict[str, float]:
-        """Mean of every term, and 'right' as accuracy."""
-        return {name: float(value) / max(self.samples, 1) for name, value in self.sums.items()}
+        """Mean of every loss term over the samples seen."""
+        counts = ("right", "labelled")
+        return {k: float(v) / max(self.samples, 1) for k, v in self.sums.items() if k not in counts}
+
+    def accuracy(self) -> float:
+        """Share of the labelled samples that were right."""
+        return float(self.sums["right"]) / max(float(self.sums["labelled"]), 1.0) if self.sums else 0.0
 
     def state(self) -> dict[str, Any]:
         """Plain values; float64 survives JSON exactly."""

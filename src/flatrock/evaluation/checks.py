@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
+from flatrock.attacks.craft import looks_like_probabilities
 from flatrock.core.records import Finding
 
 TEST_SELECTED = "test-selected"
@@ -24,8 +27,7 @@ def check_mode(model: nn.Module) -> list[Finding]:
 
 def check_probabilities(logits: Tensor) -> list[Finding]:
     """E02: outputs lie in [0, 1] and sum to 1: probabilities, whose gradients vanish where the model is sure."""
-    inside = bool(((logits >= -1e-5) & (logits <= 1 + 1e-5)).all())
-    if not (inside and bool(((logits.sum(1) - 1).abs() < 1e-5).all())):
+    if not looks_like_probabilities(logits):
         return []
     return [
         Finding(
@@ -33,6 +35,19 @@ def check_probabilities(logits: Tensor) -> list[Finding]:
             "the model seems to return probabilities, not logits; gradient attacks are weaker on them",
             "return the input of the final softmax",
         )
+    ]
+
+
+def check_finite(broken_answers: Mapping[str, int]) -> list[Finding]:
+    """E04: the model gave NaN or infinite logits on attacked inputs; such a sample counts as broken."""
+    return [
+        Finding(
+            "E04",
+            f"the model returned NaN or infinite logits for {count} samples under {name}; they count as broken",
+            "find the operation that overflows: a model without an answer is not robust",
+        )
+        for name, count in broken_answers.items()
+        if count
     ]
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.catalog import parse_attack
-from flatrock.attacks.craft import check_inputs, check_logits, craft
-from flatrock.core.borrow import borrowed
+from flatrock.attacks.catalog import describe, parse_attack
+from flatrock.attacks.craft import check_inputs, check_logits, check_model, craft
+from flatrock.attacks.pgd import classified_right
+from flatrock.core.borrow import borrowed, full_precision
+from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
@@ -20,7 +23,7 @@ from flatrock.core.records import Finding, Result
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
-from flatrock.evaluation.checks import check_marks, check_mode, check_probabilities
+from flatrock.evaluation.checks import check_finite, check_marks, check_mode, check_probabilities
 
 DEFAULT_ATTACKS = ("pgd-20", "cw-20")
 
@@ -46,43 +49,93 @@ def evaluate(
     survive every attack named.
     """
     plan = make_plan(attacks)
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
+    check_inputs(x, y, threat)
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to evaluate: x has no samples")
-    check_inputs(x, y, threat)
-    where = _home(model) if device is None else torch.device(device)
-    listener = progress or Silent()
+    check_model(model, x)
+    where = _home(model) if device is None else pick_device(device)
+    marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
-    with _placed(model, where), borrowed(model, where):
-        clean, doubts = _clean_flags(model, x, y, where, batch_size)
-        flags, costs = {"clean": clean}, {}
-        candidates = clean.nonzero().squeeze(1)
-        listener.begin("evaluating", len(plan) * len(candidates))
-        for label, attack in plan.items():
-            begun = time.perf_counter()
-            gen_seed = Seed(seed).child("evaluate", label)
-            flag = clean.clone()
-            for rows in torch.split(candidates, batch_size) if len(candidates) else ():
-                flag[rows] = _survives(attack, model, x[rows].to(where), y[rows].to(where), threat, gen_seed, rows)
-                listener.advance(len(rows), label)
-            flags[label] = flag
-            costs[label] = {"seconds": time.perf_counter() - begun, "samples": float(len(candidates))}
-        listener.end()
+    exam = _Exam(model, x, y, threat, where, batch_size, Seed(seed).child("evaluate"))
+    with _placed(model, where), borrowed(model, where), full_precision(where):
+        predictions, doubts = _predict(exam)
+        flags, costs, no_answer = _try_all(exam, plan, predictions == y.cpu(), progress or Silent())
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
         flags=flags,
-        findings=tuple(findings + doubts),
+        predictions=predictions,
+        attacks={label: describe(attack, threat) for label, attack in plan.items()},
+        findings=tuple(findings + doubts + check_finite(no_answer)),
         costs=costs,
         marks=marks,
         provenance={**birth_certificate(device=where, seed=seed, batch_size=batch_size), **(provenance or {})},
     )
 
 
+@dataclass(frozen=True)
+class _Exam:
+    """What is asked of whom, the same for every attack."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    threat: Threat
+    device: torch.device
+    batch_size: int
+    seed: Seed
+
+    def batches(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Row numbers (on the CPU), inputs and labels (on the device), a batch at a time."""
+        for part in torch.split(rows, self.batch_size) if len(rows) else ():
+            yield part, self.x[part.to(self.x.device)].to(self.device), self.y[part.to(self.y.device)].to(self.device)
+
+
+def _predict(exam: _Exam) -> tuple[Tensor, list[Finding]]:
+    """The class given to each unperturbed input, and whether the outputs look like probabilities."""
+    predictions: list[Tensor] = []
+    doubts: list[Finding] = []
+    for rows, x, y in exam.batches(torch.arange(exam.x.shape[0])):
+        with torch.no_grad():
+            logits = exam.model(x)
+        check_logits(logits, x, y)
+        doubts = check_probabilities(logits) if doubts or int(rows[0]) == 0 else []
+        predictions.append(logits.argmax(1).cpu())
+    return torch.cat(predictions), doubts
+
+
+def _try_all(
+    exam: _Exam, plan: Mapping[str, Attack], clean: Tensor, progress: Progress
+) -> tuple[dict[str, Tensor], dict[str, dict[str, float]], dict[str, int]]:
+    """Every attack on every sample that is right without it: flags, costs, and how many got no finite answer."""
+    flags: dict[str, Tensor] = {"clean": clean}
+    costs: dict[str, dict[str, float]] = {}
+    no_answer: dict[str, int] = {}
+    candidates = clean.nonzero().squeeze(1)
+    progress.begin("evaluating", len(plan) * len(candidates))
+    for label, attack in plan.items():
+        begun = time.perf_counter()
+        flags[label], no_answer[label] = clean.clone(), 0
+        for rows, x, y in exam.batches(candidates):
+            gen = exam.seed.child(label).samples(rows.to(exam.device))
+            x_adv = craft(attack, exam.model, x, y, exam.threat, gen, early_stop=True)
+            with torch.no_grad():
+                logits = exam.model(x_adv)
+            flags[label][rows] = classified_right(logits, y).cpu()
+            no_answer[label] += int((~torch.isfinite(logits).all(1)).sum())
+            progress.advance(len(rows), label)
+        costs[label] = {"seconds": time.perf_counter() - begun, "samples": float(len(candidates))}
+    progress.end()
+    return flags, costs, no_answer
+
+
 def make_plan(attacks: Sequence[str | Mapping[str, Any]]) -> dict[str, Attack]:
     """Labels and configured attacks; every fault in the list is reported at once."""
-    if isinstance(attacks, str):
+    if isinstance(attacks, str | Mapping):
         attacks = [attacks]
+    if not isinstance(attacks, Sequence):
+        raise ConfigError(f"attacks must be a list of names such as ['pgd-20', 'cw-20'], got {attacks!r}")
     plan: dict[str, Attack] = {}
     faults = []
     for spec in attacks:
@@ -99,33 +152,6 @@ def make_plan(attacks: Sequence[str | Mapping[str, Any]]) -> dict[str, Attack]:
     if faults:
         raise ConfigError("attacks:", tuple(faults))
     return plan
-
-
-def _clean_flags(
-    model: nn.Module, x: Tensor, y: Tensor, device: torch.device, batch_size: int
-) -> tuple[Tensor, list[Finding]]:
-    """Which samples are right unperturbed, and whether the outputs look like probabilities."""
-    flags, probable = [], True
-    doubts: list[Finding] = []
-    for rows in torch.split(torch.arange(x.shape[0]), batch_size):
-        at, label = x[rows].to(device), y[rows].to(device)
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            logits = model(at)
-        check_logits(logits, at, label)
-        doubts = check_probabilities(logits) if probable else []
-        probable = bool(doubts)
-        flags.append((logits.argmax(1) == label).cpu())
-    return torch.cat(flags), doubts
-
-
-def _survives(
-    attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: Seed, rows: Tensor
-) -> Tensor:
-    """Whether each sample is still right after the attack, judged in full precision."""
-    x_adv = craft(attack, model, x, y, threat, seed.samples(rows.to(x.device)), early_stop=True)
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        right: Tensor = model(x_adv).argmax(1) == y
-    return right.cpu()
 
 
 def _home(model: nn.Module) -> torch.device:

@@ -20,6 +20,8 @@ class Classifier(nn.Module, ABC):
     """
 
     head: nn.Linear
+    # What a reader of this model's numbers must know, for example 'test-selected'; set when weights are loaded.
+    marks: tuple[str, ...] = ()
     mean: Tensor | None
     std: Tensor | None
 

@@ -21,7 +21,7 @@ from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.loader import TensorLoader
 from flatrock.data.npz import load as load_npz
-from flatrock.data.split import Split, held_out_split
+from flatrock.data.split import Split, fair_subset, held_out_split
 from flatrock.engine.job import Job, Keep, ProbeOutcome
 from flatrock.engine.schedule import SCHEDULES
 from flatrock.engine.step import decayed
@@ -50,14 +50,16 @@ def build_job(
 ) -> Job:
     """Load the data, make the model and everything else; nothing is trained and nothing is written."""
     where = torch.device(device)
-    listener = progress or Silent()
+    options = recipe.data.options
     data = load_data(
-        recipe.data.name, "train", folder=data_folder, download=download, progress=listener, **recipe.data.options
+        recipe.data.name, "train", folder=data_folder, download=download, progress=progress or Silent(), **options
     )
-    split = held_out_split(data, size=recipe.data.held_out)
+    split = held_out_split(data, size=recipe.data.held_out) if recipe.data.held_out else Split(data, data, "none")
+    train = fair_subset(split.train, recipe.data.limit)
+    extra = _extra(recipe, data)
     model = build_model(recipe).to(where)
     check_fit(model, data)
-    selection = _selection(recipe, split, data_folder)
+    selection = fair_subset(_selection(recipe, split, data_folder), recipe.select.size)
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     seed = Seed(recipe.seed)
     return Job(
@@ -65,6 +67,9 @@ def build_job(
         folder=folder or DEFAULT_RUNS / recipe.name,
         recipe=recipe.resolved(),
         recipe_hash=recipe_hash(recipe),
+        data_digest=_digest(data, extra, split.digest),
+        class_names=data.class_names,
+        num_classes=model.num_classes,
         seed=seed,
         device=where,
         model=model,
@@ -72,7 +77,7 @@ def build_job(
         threat=build_threat(recipe),
         attack=None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options),
         bn_mode=recipe.attack.bn_mode,
-        loader=_loader(recipe, limited(split.train, recipe.data.limit), seed, where),
+        loader=_loader(recipe, train, extra, seed, where),
         optimizer=_optimizer(recipe, model),
         schedule=SCHEDULES.make(
             recipe.schedule.name, lr=recipe.optimizer.lr, epochs=recipe.train.epochs, **recipe.schedule.options
@@ -82,7 +87,7 @@ def build_job(
         l1=recipe.optimizer.l1,
         l2=recipe.optimizer.l2,
         mixup_alpha=recipe.data.augment.mixup,
-        probe=_probe(recipe, selection, split.train, where),
+        probe=_probe(recipe, selection, train, where),
         probe_every=recipe.select.every,
         selected_on=recipe.select.data,
         select_metric=recipe.select.metric,
@@ -119,35 +124,39 @@ def check_fit(model: Classifier, data: Dataset) -> None:
         raise ConfigError(f"model.num_classes is {model.num_classes}, but {data.name!r} has {data.num_classes} classes")
 
 
-def limited(data: Dataset, limit: int | None) -> Dataset:
-    """The first `limit` samples."""
-    return data if limit is None or limit >= len(data) else data.subset(torch.arange(limit))
-
-
 def _selection(recipe: Recipe, split: Split, data_folder: Path | None) -> Dataset:
     """The data the best epoch is chosen on; the test set only when the recipe says so."""
     if recipe.select.data == "test":
-        chosen = load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
-    else:
-        chosen = split.held_out
-    return limited(chosen, recipe.select.size)
+        return load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
+    return split.held_out
 
 
-def _loader(recipe: Recipe, train: Dataset, seed: Seed, device: torch.device) -> TensorLoader:
-    extra, augment = recipe.data.extra, recipe.data.augment
-    more = load_npz(Path(extra.file), num_classes=train.num_classes) if extra else None
-    if more is not None and bool((more.y < 0).any()) and recipe.objective.name != "trades":
-        raise ConfigError(
-            f"{extra and extra.file} has unlabeled images; objective must be trades, which ignores them in CE"
-        )
+def _extra(recipe: Recipe, data: Dataset) -> Dataset | None:
+    """The extra images; those without label need an objective and an attack that do without."""
+    if recipe.data.extra is None:
+        return None
+    extra = load_npz(Path(recipe.data.extra.file), num_classes=data.num_classes)
+    label_free = recipe.objective.name == "trades" and recipe.attack.name == "kl-pgd"
+    if bool((extra.y < 0).any()) and not label_free:
+        raise ConfigError(f"{recipe.data.extra.file} has unlabelled images; they need objective trades with kl-pgd")
+    return extra
+
+
+def _digest(data: Dataset, extra: Dataset | None, held_out: str) -> str:
+    """Identifies the data a run was trained on."""
+    parts = [data.fingerprint(), data.class_names, extra.fingerprint() if extra else None, held_out]
+    return sha256(json_text(parts))[:16]
+
+
+def _loader(recipe: Recipe, train: Dataset, extra: Dataset | None, seed: Seed, device: torch.device) -> TensorLoader:
     return TensorLoader(
         train,
         batch_size=recipe.train.batch_size,
         seed=seed.child("data"),
-        augmentation=Augmentation(**augment.model_dump(exclude={"mixup"})),
+        augmentation=Augmentation(**recipe.data.augment.model_dump(exclude={"mixup"})),
         device=device,
-        extra=more,
-        extra_fraction=extra.fraction if extra else 0.0,
+        extra=extra,
+        extra_fraction=recipe.data.extra.fraction if recipe.data.extra else 0.0,
     )
 
 
@@ -170,19 +179,16 @@ def _probe(
     threat = build_threat(recipe)
     everything = torch.arange(len(selection))
     x, y = selection.images(everything).to(device), selection.y.to(device)
-    some = torch.arange(min(len(train), len(selection)))
-    x_train, y_train = train.images(some).to(device), train.y[some].to(device)
+    seen = fair_subset(train, len(selection))
+    x_train, y_train = seen.images(torch.arange(len(seen))).to(device), seen.y.to(device)
     attacks = [recipe.select.attack]
     batch_size = recipe.evaluate.batch_size
 
     def probe(model: nn.Module) -> ProbeOutcome:
         model.eval()
         chosen = evaluate(model, x, y, threat, attacks=attacks, batch_size=batch_size, seed=recipe.seed)
-        seen = evaluate(model, x_train, y_train, threat, attacks=attacks, batch_size=batch_size, seed=recipe.seed)
-        with torch.no_grad():
-            kinds = torch.cat([model(part).argmax(1) for part in torch.split(x, batch_size)])
-        return ProbeOutcome(
-            chosen.clean, chosen.robust, seen.robust, collapsed=bool((kinds == kinds[0]).all()) and len(x) > 1
-        )
+        trained = evaluate(model, x_train, y_train, threat, attacks=attacks, batch_size=batch_size, seed=recipe.seed)
+        classes = set() if chosen.predictions is None else set(chosen.predictions.tolist())
+        return ProbeOutcome(chosen.clean, chosen.robust, trained.robust, collapsed=len(classes) == 1 and len(x) > 1)
 
     return probe

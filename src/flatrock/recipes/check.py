@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from flatrock.attacks.catalog import ATTACKS, parse_attack
-from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
-from flatrock.core.threat import THREATS
-from flatrock.data.catalog import data_faults, info
-from flatrock.engine.schedule import SCHEDULES
-from flatrock.models.catalog import create_model
+from flatrock.data.catalog import info
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.recipes.schema import Data, InnerAttack, Named, Network, Recipe, Select, Train
-
-INNER_ATTACKS = {"ce": "pgd", "kl": "kl-pgd", "none": "none"}
+from flatrock.recipes.rules import INNER_ATTACKS, rule_faults
+from flatrock.recipes.schema import Recipe
 
 
 def validate(raw: Mapping[str, Any], where: str) -> Recipe:
     """A Recipe, or one ConfigError that lists every fault."""
     sections, faults = _sections(raw)
-    for check in (_names, _attack, _schedule, _plans, _shapes, _labels):
-        faults += check(sections)
+    faults += rule_faults(sections)
     if faults:
         raise ConfigError(f"{where} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:", tuple(faults))
     return _completed(Recipe.model_validate(dict(raw)))
@@ -101,110 +95,3 @@ def _fields_at(kind: Any, path: list[str]) -> list[str]:
         options = [a for a in getattr(kind, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
         kind = options[0] if options else kind
     return list(getattr(kind, "model_fields", {}))
-
-
-def _caught(where: str, build: Callable[[], object]) -> list[str]:
-    """The faults a constructor reports, each prefixed with its place in the recipe."""
-    try:
-        build()
-    except ConfigError as error:
-        return [f"{where}: {fault}" for fault in (error.faults or (str(error),))]
-    except FlatrockError as error:
-        return [f"{where}: {error}"]
-    except TypeError as error:
-        return [f"{where}: {error}"]
-    return []
-
-
-def _names(sections: dict[str, Any]) -> list[str]:
-    faults = []
-    if (threat := sections.get("threat")) is not None:
-        faults += _caught("threat", lambda: THREATS[threat.norm](threat.eps))
-    if isinstance(objective := sections.get("objective"), Named):
-        faults += _caught("objective", lambda: OBJECTIVES.make(objective.name, **objective.options))
-    if isinstance(data := sections.get("data"), Data):
-        faults += [f"data: {f}" for f in data_faults(data.name, data.options)]
-    return faults
-
-
-def _attack(sections: dict[str, Any]) -> list[str]:
-    attack = sections.get("attack")
-    if not isinstance(attack, InnerAttack):
-        return []
-    objective = sections.get("objective")
-    name = attack.name
-    if name == "auto":
-        if not isinstance(objective, Named) or objective.name not in OBJECTIVES:
-            return []
-        try:
-            name = INNER_ATTACKS[OBJECTIVES.make(objective.name, **objective.options).inner_loss]
-        except (ConfigError, TypeError):
-            return []  # the objective's own fault is reported already
-    if name == "none":
-        return []
-    return _caught("attack", lambda: ATTACKS.make(name, **attack.options))
-
-
-def _schedule(sections: dict[str, Any]) -> list[str]:
-    schedule, train = sections.get("schedule"), sections.get("train")
-    if not isinstance(schedule, Named) or not isinstance(train, Train):
-        return []
-    options = {"lr": 0.0, "epochs": train.epochs, **schedule.options}
-    if given := sorted({"lr", "epochs"} & schedule.options.keys()):
-        return [f"schedule: {' and '.join(given)} belong to optimizer.lr and train.epochs"]
-    return _caught("schedule", lambda: SCHEDULES.make(schedule.name, **options))
-
-
-def _plans(sections: dict[str, Any]) -> list[str]:
-    faults = []
-    if isinstance(select := sections.get("select"), Select):
-        faults += _caught("select.attack", lambda: parse_attack(select.attack))
-    evaluate = sections.get("evaluate")
-    for spec in evaluate.attacks if evaluate is not None else ():
-        faults += _caught("evaluate.attacks", lambda spec=spec: parse_attack(spec))  # type: ignore[misc]
-    return faults
-
-
-def _shapes(sections: dict[str, Any]) -> list[str]:
-    """The model exists, takes these options, and fits the data."""
-    network, data = sections.get("model"), sections.get("data")
-    if not isinstance(network, Network) or not isinstance(data, Data) or data_faults(data.name, ()):
-        return []
-    about = info(data.name)
-    classes = network.num_classes or about.num_classes
-    if classes is None:
-        return [f"model.num_classes: needed with data {data.name!r}, whose class count is not known in advance"]
-    import torch
-
-    try:
-        with torch.device("meta"):  # no memory is taken and no weight is drawn
-            model = create_model(network.name, num_classes=classes, normalize=network.normalize, **network.options)
-    except ConfigError as error:
-        return [f"model: {fault}" for fault in (str(error).splitlines()[0], *error.faults)]
-    faults = []
-    if about.input_shape is not None and tuple(about.input_shape) != tuple(model.input_shape):
-        faults.append(f"model: {network.name!r} takes {model.input_shape}, {data.name!r} has {about.input_shape}")
-    if about.num_classes is not None and classes != about.num_classes:
-        faults.append(f"model.num_classes: got {classes}, but {data.name!r} has {about.num_classes} classes")
-    return faults
-
-
-def _labels(sections: dict[str, Any]) -> list[str]:
-    """Mixed labels only with objectives and attacks that are defined on them; augmentation only on images."""
-    data, objective = sections.get("data"), sections.get("objective")
-    if not isinstance(data, Data) or not isinstance(objective, Named) or objective.name not in OBJECTIVES:
-        return []
-    faults = []
-    try:
-        made = OBJECTIVES.make(objective.name, **objective.options)
-    except (ConfigError, TypeError):
-        return []
-    if data.augment.mixup and made.hard_labels:
-        faults.append(f"data.augment.mixup: objective {objective.name!r} needs hard labels; set mixup to 0")
-    if data.augment.mixup and data.extra is not None:
-        faults.append("data.augment.mixup: cannot be combined with data.extra; set mixup to 0")
-    shape = info(data.name).input_shape if not data_faults(data.name, ()) else None
-    used = data.augment.model_dump(exclude={"crop_fill", "mixup"})
-    if shape is not None and len(shape) < 3 and any(used.values()):
-        faults.append(f"data.augment: {data.name!r} holds points, not images; only mixup applies")
-    return faults

@@ -79,13 +79,17 @@ def _spelled_out(key: str, value: Any) -> Any:
     return {"data": value} if key == "select" and isinstance(value, str) else value
 
 
+# Sections whose options belong to the thing they name; naming another thing drops them.
+OWNERS = ("objective", "attack", "schedule")
+
+
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested merge. A section that names another thing (`name: ...`) replaces the one below: options do not mix."""
+    """Nested merge. A section that names another objective, attack or schedule replaces the one below whole."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            renamed = "name" in value and "name" in old and value["name"] != old["name"]
+            renamed = key in OWNERS and "name" in value and value["name"] != old.get("name")
             merged[key] = dict(value) if renamed else overlay(old, value)
         else:
             merged[key] = value
@@ -107,14 +111,14 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a dotted key; a mapping value is merged."""
+    """Set a dotted key as if a file above had said it."""
     *parents, last = dotted.split(".")
-    place = raw
+    place: Any = raw
     for i, part in enumerate(parents):
-        inner = place.get(part, {})
-        if not isinstance(inner, dict):
+        place = place.get(part, {})
+        if not isinstance(place, Mapping):
             raise ConfigError(f"override {dotted!r}: {'.'.join(parents[: i + 1])} is a value, not a section")
-        place[part] = dict(inner)
-        place = place[part]
-    old = place.get(last)
-    place[last] = overlay(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    layer: dict[str, Any] = {last: value}
+    for part in reversed(parents):
+        layer = {part: layer}
+    raw.update(overlay(raw, layer))

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.device import pick_device
+from flatrock.core.errors import ConfigError, DataError, StateError
 from flatrock.core.files import write_atomic
 from flatrock.core.progress import Progress
 from flatrock.core.records import Result, Run
 from flatrock.core.registry import unknown
 from flatrock.data.catalog import load_data
+from flatrock.data.split import fair_subset
 from flatrock.engine.checkpoint import load as load_checkpoint
 from flatrock.engine.checkpoint import put_model
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.models.classifier import Classifier
-from flatrock.recipes.build import build_model, build_threat, limited, recipe_hash
+from flatrock.recipes.build import build_model, build_threat, check_fit, recipe_hash
 from flatrock.recipes.check import validate
 from flatrock.recipes.schema import Recipe
 
 CHOICES = ("best", "last")
 
 
-def find_checkpoint(source: Path | str | Run, which: str = "best") -> Path:
-    """The weights file meant by a run, a run folder or a file; a FAILED run has none to offer."""
+def open_checkpoint(source: Path | str | Run, which: str = "best") -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+    """The weights meant by a run, a run folder or a file, verified; a FAILED run has none to offer."""
     path = source.folder if isinstance(source, Run) else Path(source)
     if path.is_file():
-        return path
+        return path, *load_checkpoint(path)
     if not path.is_dir():
         raise StateError(f"there is no run folder or checkpoint {path}")
     if which not in CHOICES:
@@ -41,36 +45,37 @@ def find_checkpoint(source: Path | str | Run, which: str = "best") -> Path:
     if info["status"] == "failed":
         raise StateError(f"run {path} FAILED ({info.get('reason')}); name a checkpoint file to look at it anyway")
     file = folder.best if which == "best" else folder.last
-    if file.is_file():
-        _check_identity(file, which, info["recipe_hash"])
-        return file
+    if not file.is_file():
+        raise StateError(_why_missing(folder, file, which))
+    tensors, meta = load_checkpoint(file, role=which)
+    if meta["recipe_hash"] != info["recipe_hash"]:
+        raise StateError(f"{file} belongs to another run; put the right file back or train again with --resume")
+    return file, tensors, meta
+
+
+def _why_missing(folder: RunFolder, file: Path, which: str) -> str:
     records = folder.records()
     if not records:
-        raise StateError(f"{path} has no finished epoch yet; train on with --resume")
+        return f"{folder.path} has no finished epoch yet; train on with --resume"
     if which == "best" and records[-1].best_epoch is None:
-        raise StateError(f"{path} has no best epoch: every one predicted a single class; look at --which last")
-    raise StateError(f"{file} is lost; look at the run's other checkpoints")
-
-
-def _check_identity(file: Path, which: str, recipe_hash: str) -> None:
-    """A file in a run folder must be what its name says, of this run."""
-    _, meta = load_checkpoint(file, role=which)
-    if meta["recipe_hash"] != recipe_hash:
-        raise StateError(f"{file} belongs to another run; put the right file back or train again with --resume")
+        return f"{folder.path} has no best epoch: every one predicted a single class; look at --which last"
+    return f"{file} is lost; look at the run's other checkpoints"
 
 
 def load(source: Path | str | Run, *, which: str = "best", device: torch.device | str = "cpu") -> Classifier:
     """The trained model of a run folder (its best epoch, or `which='last'`) or of a checkpoint file, in eval mode."""
-    return load_with_recipe(find_checkpoint(source, which), device=device)[0]
+    path, tensors, meta = open_checkpoint(source, which)
+    return _model(path, tensors, meta)[0].to(pick_device(device))
 
 
-def load_with_recipe(path: Path, *, device: torch.device | str = "cpu") -> tuple[Classifier, Recipe, Mapping[str, Any]]:
-    """Model, recipe and the rest of a checkpoint's meta."""
-    tensors, meta = load_checkpoint(path)
+def _model(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> tuple[Classifier, Recipe]:
+    """The network with its weights; numbers of weights chosen on the test set will be marked."""
     recipe = validate(meta["recipe"], f"the recipe stored in {path}")
     model = build_model(recipe)
     put_model(model, tensors, path)
-    return model.to(device).eval(), recipe, meta
+    if recipe.select.data == "test" and meta["role"] == "best":
+        model.marks = (TEST_SELECTED,)
+    return model.eval(), recipe
 
 
 def evaluate_run(
@@ -85,12 +90,15 @@ def evaluate_run(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Result:
-    """Evaluate a trained model on its recipe's test set; writes result-<which>.json beside a run's checkpoints."""
-    path = find_checkpoint(source, which)
-    model, recipe, meta = load_with_recipe(path, device=device)
-    test = limited(load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options), limit)
-    chosen_on_test = recipe.select.data == "test" and path.stem != "last"
-    result = evaluate(
+    """Evaluate a trained model on its recipe's test set (a fair subset of it with `limit`)."""
+    path, tensors, meta = open_checkpoint(source, which)
+    model, recipe = _model(path, tensors, meta)
+    whole = load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
+    check_fit(model, whole)
+    if list(whole.class_names) != meta["class_names"]:
+        raise DataError(f"the test data have classes {list(whole.class_names)}, the model has {meta['class_names']}")
+    test = fair_subset(whole, limit)
+    return evaluate(
         model,
         test.images(torch.arange(len(test))),
         test.y,
@@ -100,15 +108,26 @@ def evaluate_run(
         batch_size=batch_size or recipe.evaluate.batch_size,
         seed=seed,
         progress=progress,
-        marks=(TEST_SELECTED,) if chosen_on_test else (),
         provenance={
             "recipe": recipe.name,
             "recipe_hash": recipe_hash(recipe),
             "checkpoint": path.name,
-            "epoch": meta.get("record", meta)["epoch"],
-            "data": f"{test.name} test, {len(test)} samples",
+            "epoch": meta["record"]["epoch"] if "record" in meta else meta["epoch"],
+            "data": f"{test.name} test, {len(test)} of {len(whole)} samples",
+            "whole_plan": attacks is None and len(test) == len(whole),
             "train_seed": recipe.seed,
         },
     )
-    write_atomic(path.with_name(f"result-{path.stem}.json"), result.to_json().encode())
-    return result
+
+
+def store_result(source: Path | str | Run, result: Result) -> Path:
+    """Write a result of evaluate_run beside its checkpoint; a partial one never takes the name of the whole."""
+    path = source.folder if isinstance(source, Run) else Path(source)
+    folder = path.parent if path.is_file() else path
+    name = f"result-{Path(str(result.provenance['checkpoint'])).stem}"
+    if not result.provenance["whole_plan"]:
+        attacks = re.sub(r"[^\w.=-]+", "_", "+".join(result.per_attack))[:80]
+        name += f"-{attacks}-n{result.n}-seed{result.provenance['seed']}"
+    target = folder / f"{name}.json"
+    write_atomic(target, result.to_json().encode())
+    return target

@@ -80,9 +80,9 @@ class Extra(Section):
 
 
 class Data(Named):
-    """Training data; `held_out` samples are set aside for choosing the best epoch, `limit` keeps only the first few."""
+    """Training data; `held_out` samples are set aside to choose the best epoch, `limit` keeps a fair few."""
 
-    held_out: Annotated[Whole, Field(ge=1)] = 1000
+    held_out: Annotated[Whole, Field(ge=0)] = 1000
     limit: Annotated[Whole, Field(ge=4)] | None = None
     augment: Augment = Augment()
     extra: Extra | None = None
@@ -201,6 +201,6 @@ class Recipe(Section):
         keys = self.resolved()
         for free in ("about", "evaluate", "name"):
             keys.pop(free)
-        for free in ("save_seconds", "tensorboard"):
+        for free in ("save_seconds", "tensorboard", "keep"):
             keys["train"].pop(free)
         return keys

@@ -1,0 +1,192 @@
+"""Rules between the sections of a recipe: names exist, options fit, and the parts can work together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flatrock.attacks.catalog import ATTACKS, parse_attack
+from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.threat import THREATS
+from flatrock.core.types import Attack, Objective
+from flatrock.data.catalog import data_faults, info
+from flatrock.data.source import Source
+from flatrock.engine.schedule import SCHEDULES
+from flatrock.evaluation.evaluate import make_plan
+from flatrock.models.catalog import create_model
+from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.schema import Data, Evaluate, InnerAttack, Named, Network, Select, ThreatKeys, Train
+
+INNER_ATTACKS = {"ce": "pgd", "kl": "kl-pgd", "none": "none"}
+
+
+@dataclass
+class Draft:
+    """The sections that parsed, what could be built from them, and the faults met."""
+
+    sections: dict[str, Any]
+    faults: list[str] = field(default_factory=list)
+    objective: Objective | None = None
+    attack: Attack | None = None
+    source: Source | None = None
+    classes: int | None = None
+
+    def get(self, name: str, kind: type[Any]) -> Any:
+        """A section, or None if it did not parse."""
+        section = self.sections.get(name)
+        return section if isinstance(section, kind) else None
+
+    def build(self, where: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns; its faults are noted under their place in the recipe."""
+        try:
+            return make()
+        except ConfigError as error:
+            self.faults += [f"{where}: {fault}" for fault in (error.faults or (str(error),))]
+        except (FlatrockError, TypeError, ValueError) as error:
+            self.faults.append(f"{where}: {error}")
+        return None
+
+    def note(self, text: str) -> None:
+        """One more fault."""
+        self.faults.append(text)
+
+
+def rule_faults(sections: dict[str, Any]) -> list[str]:
+    """Every broken rule."""
+    draft = Draft(sections)
+    for rule in (_names, _inner_attack, _schedule, _network, _plans, _sizes, _pictures, _labels):
+        rule(draft)
+    return draft.faults
+
+
+def _names(draft: Draft) -> None:
+    if threat := draft.get("threat", ThreatKeys):
+        draft.build("threat", lambda: THREATS[threat.norm](threat.eps))
+    if objective := draft.get("objective", Named):
+        draft.objective = draft.build("objective", lambda: OBJECTIVES.make(objective.name, **objective.options))
+    if data := draft.get("data", Data):
+        faults = data_faults(data.name, data.options)
+        draft.faults += [f"data: {fault}" for fault in faults]
+        known = not data_faults(data.name, ())
+        draft.source = info(data.name) if known else None
+
+
+def _inner_attack(draft: Draft) -> None:
+    """The attack exists, and there is one exactly when the objective uses it."""
+    section, objective = draft.get("attack", InnerAttack), draft.objective
+    if section is None or (objective is None and section.name == "auto"):
+        return
+    name = section.name
+    if objective is not None:
+        name = INNER_ATTACKS[objective.inner_loss] if name == "auto" else name
+        if (objective.inner_loss == "none") != (name == "none"):
+            uses = "uses no attack; leave out attack.name" if objective.inner_loss == "none" else "needs an attack"
+            draft.note(f"attack.name: got {name!r}, but the objective {uses}")
+            return
+    if name != "none":
+        draft.attack = draft.build("attack", lambda: ATTACKS.make(name, **section.options))
+
+
+def _schedule(draft: Draft) -> None:
+    schedule, train = draft.get("schedule", Named), draft.get("train", Train)
+    if schedule is None or train is None:
+        return
+    if given := sorted({"lr", "epochs"} & schedule.options.keys()):
+        draft.note(f"schedule: {' and '.join(given)} belong to optimizer.lr and train.epochs")
+        return
+    options = {"lr": 0.0, "epochs": train.epochs, **schedule.options}
+    draft.build("schedule", lambda: SCHEDULES.make(schedule.name, **options))
+
+
+def _network(draft: Draft) -> None:
+    """The model exists, takes these options, and fits the data."""
+    network, source = draft.get("model", Network), draft.source
+    if network is None or source is None:
+        return
+    draft.classes = network.num_classes or source.num_classes
+    if draft.classes is None:
+        draft.note(f"model.num_classes: needed with data {source.name!r}, whose class count is not known in advance")
+        return
+    with torch.device("meta"):  # no memory is taken and no weight is drawn
+        model = draft.build(
+            "model",
+            lambda: create_model(
+                network.name, num_classes=draft.classes or 2, normalize=network.normalize, **network.options
+            ),
+        )
+    if model is None:
+        return
+    if source.input_shape is not None and tuple(source.input_shape) != tuple(model.input_shape):
+        draft.note(f"model: {network.name!r} takes {model.input_shape}, {source.name!r} has {source.input_shape}")
+    if source.num_classes is not None and draft.classes != source.num_classes:
+        draft.note(f"model.num_classes: got {draft.classes}, but {source.name!r} has {source.num_classes} classes")
+
+
+def _plans(draft: Draft) -> None:
+    """The attacks of selection and evaluation exist and suit the class count."""
+    attacks = {} if draft.attack is None else {"attack": draft.attack}
+    if select := draft.get("select", Select):
+        parsed = draft.build("select.attack", lambda: parse_attack(select.attack))
+        attacks |= {} if parsed is None else {"select.attack": parsed[1]}
+    if evaluate := draft.get("evaluate", Evaluate):
+        plan = draft.build("evaluate.attacks", lambda: make_plan(evaluate.attacks))
+        attacks |= {f"evaluate.attacks {label}": attack for label, attack in (plan or {}).items()}
+    for where, attack in attacks.items():
+        if draft.classes is not None and draft.classes < 3 and getattr(attack, "loss", "") == "dlr":
+            draft.note(f"{where}: loss 'dlr' needs at least 3 classes, there are {draft.classes}; use 'cw'")
+
+
+def _sizes(draft: Draft) -> None:
+    """There is something to train on and something to choose by, where the sizes are known before loading."""
+    data, train, select = draft.get("data", Data), draft.get("train", Train), draft.get("select", Select)
+    if data is None:
+        return
+    if data.held_out == 0 and select is not None and select.data == "held_out":
+        draft.note(
+            "data.held_out: got 0, which leaves nothing to choose the best epoch by; hold some out or use select: test"
+        )
+    total = None if draft.source is None else data.options.get("points", draft.source.train_size)
+    if not isinstance(total, int):
+        return
+    if data.held_out > total // 2:
+        draft.note(f"data.held_out: {data.held_out} is more than half of the {total} training samples")
+        return
+    left = min(total - data.held_out, data.limit or total)
+    if train is not None and train.batch_size > left:
+        draft.note(f"train.batch_size: {train.batch_size} is more than the {left} samples to train on")
+
+
+def _pictures(draft: Draft) -> None:
+    """Augmentation suits the inputs, and eps the box."""
+    data, threat = draft.get("data", Data), draft.get("threat", ThreatKeys)
+    shape = None if draft.source is None else draft.source.input_shape
+    if data is None or shape is None:
+        return
+    augment, side = data.augment, min(shape[1:]) if len(shape) == 3 else 0
+    used = augment.model_dump(exclude={"crop_fill", "mixup"})
+    if len(shape) < 3 and any(used.values()):
+        draft.note(f"data.augment: {data.name!r} holds points, not images; only mixup applies")
+    elif augment.crop >= side and augment.crop_fill == "reflect":
+        draft.note(f"data.augment.crop: reflect padding of {augment.crop} needs images larger than {side} pixels")
+    elif augment.cutout > side:
+        draft.note(f"data.augment.cutout: a square of {augment.cutout} does not fit {side} pixels")
+    if threat is not None and threat.eps > math.sqrt(math.prod(shape)):
+        draft.note(f"threat.eps: {threat.eps:g} exceeds the diameter of the input box; write {threat.eps:g}/255?")
+
+
+def _labels(draft: Draft) -> None:
+    """Mixed labels only with objectives and attacks that are defined on them."""
+    data = draft.get("data", Data)
+    if data is None or not data.augment.mixup:
+        return
+    if draft.objective is not None and draft.objective.hard_labels:
+        name = draft.sections["objective"].name
+        draft.note(f"data.augment.mixup: objective {name!r} needs hard labels; set mixup to 0")
+    if draft.attack is not None and not draft.attack.mixed_labels:
+        draft.note("data.augment.mixup: the attack is not defined on mixed labels; use pgd or set mixup to 0")
+    if data.extra is not None:
+        draft.note("data.augment.mixup: cannot be combined with data.extra; set mixup to 0")
