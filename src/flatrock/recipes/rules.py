@@ -147,7 +147,7 @@ def _sizes(draft: Draft) -> None:
         return
     if data.held_out == 0 and select is not None and select.data == "held_out":
         draft.note(
-            "data.held_out: got 0, which leaves nothing to choose the best epoch by; hold some out or use select: test"
+            "data.held_out: got 0, but the best epoch is chosen on held-out data; hold some out or use select: test"
         )
     total = None if draft.source is None else data.options.get("points", draft.source.train_size)
     if not isinstance(total, int):
