@@ -41,7 +41,8 @@ from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.models.catalog import create_model
-from flatrock.recipes.restore import find_checkpoint, load_with_recipe
+from flatrock.recipes.load import load_recipe
+from flatrock.recipes.restore import load
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,8 @@ def _train(model: nn.Module, data: Dataset, setting: Setting, *, epochs: int, ad
 
 def from_run(folder: Path, device: torch.device) -> Subject:
     """The best checkpoint of a run, on the test set of its recipe."""
-    model, recipe, _ = load_with_recipe(find_checkpoint(folder), device=device)
-    return _subject(str(folder.name), model, load_data(recipe.data.name, "test", **recipe.data.options), device)
+    data = load_recipe(folder / "recipe.yaml").data
+    return _subject(folder.name, load(folder, device=device), load_data(data.name, "test", **data.options), device)
 
 
 def _subject(name: str, model: nn.Module, test: Dataset, device: torch.device) -> Subject:
