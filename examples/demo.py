@@ -1,17 +1,22 @@
-"""Train three classifiers of handwritten digits, attack them, compare. A few minutes on two CPU cores.
+"""Train three classifiers of handwritten digits, attack them, compare. A minute or two on two CPU cores.
 
 Run with `make demo`, or `python examples/demo.py [FOLDER]`.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
-from flatrock.cli.console import TerminalProgress, console, show
+import torch
+import typer
+
+from flatrock.cli.console import TerminalProgress, clock, errors, friendly, say, show
+from flatrock.core.errors import TrainingError
 from flatrock.core.records import Result, Run
-from flatrock.recipes.restore import evaluate_run
+from flatrock.recipes.load import load_recipe
+from flatrock.recipes.restore import evaluate_run, store_result
 from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
 from flatrock.reports.table import comparison
@@ -19,36 +24,43 @@ from flatrock.reports.table import comparison
 RECIPES = ("digits_standard", "digits_at", "digits_trades")
 
 
-def main(folder: Path) -> None:
-    """Train, evaluate, print, draw."""
+def main(folder: Annotated[Path, typer.Argument(help="where the runs are put")] = Path("runs/demo")) -> None:
+    """Train three classifiers of handwritten digits, attack them, compare."""
+    torch.set_num_threads(1)  # the images are tiny: more threads gain little, and lose much on a busy machine
     begun = time.monotonic()
-    progress = TerminalProgress()
     runs: dict[str, Run] = {}
     results: dict[str, Result | str] = {}
-    for i, name in enumerate(RECIPES, 1):
-        console.print(f"[bold]{i}/{len(RECIPES)} {name}[/]", highlight=False)
-        runs[name] = train_recipe(name, folder=folder / name, device="cpu", overwrite=True, progress=progress)
-        results[name] = evaluate_run(runs[name], progress=progress)
-        seconds = sum(r.seconds for r in runs[name].records)
-        console.print(f"    {len(runs[name].records)} epochs in {seconds:.0f} s", highlight=False)
-    curves = learning_curves(runs, folder / "learning_curves.png")
-    first = next(r for r in results.values() if isinstance(r, Result))
-    console.print()
-    show(
-        comparison(results),
-        f"Accuracy in percent on {first.n} test digits, {first.threat['norm']} {first.threat['eps']}",
-    )
-    console.print("worst case = share of digits that are right under every attack\n", highlight=False)
-    for what, where in (
-        ("learning curves", curves),
-        ("runs", folder),
-        ("results", folder / "<recipe>/result-best.json"),
-    ):
-        console.print(f"{what:<16} {where}", highlight=False, soft_wrap=True)
-    console.print(
-        f"done in {time.monotonic() - begun:.0f} s; next: flatrock ls, flatrock train digits_mart", highlight=False
-    )
+    with friendly("start the demo again for a comparison"), TerminalProgress() as progress:
+        for i, name in enumerate(RECIPES, 1):
+            say((f"{i}/{len(RECIPES)} {name}", "bold"), f"  ({clock(time.monotonic() - begun)} so far)")
+            say(f"  {load_recipe(name).about.summary}")
+            try:
+                run = train_recipe(name, folder=folder / name, device="cpu", overwrite=True, progress=progress)
+            except TrainingError as error:
+                results[name] = str(error)
+                say(("  FAILED: ", "bold red"), str(error), to=errors)
+                continue
+            result = evaluate_run(run, progress=progress)
+            store_result(run, result)
+            runs[name], results[name] = run, result
+            say(f"  {len(run.records)} epochs in {sum(r.seconds for r in run.records):.0f} s, then attacked")
+        _report(folder, runs, results)
+        say(f"done in {clock(time.monotonic() - begun)}; next: flatrock ls, flatrock train digits_mart")
+    if len(runs) < len(RECIPES):
+        raise typer.Exit(1)
+
+
+def _report(folder: Path, runs: dict[str, Run], results: dict[str, Result | str]) -> None:
+    """The comparison, what it means and where everything lies."""
+    first = next((r for r in results.values() if isinstance(r, Result)), None)
+    under = f" on {first.n} test digits, {first.threat['norm']} {first.threat['eps']}" if first else ""
+    say()
+    show(comparison(results), f"Accuracy in percent{under}")
+    say("worst case = share of digits that are right under every attack\n")
+    if runs:
+        say(f"learning curves   {learning_curves(runs, folder / 'learning_curves.png')}")
+    say(f"runs and results  {folder}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/demo"))
+    typer.run(main)

@@ -34,14 +34,5 @@ def test_missing_attack_leaves_an_empty_cell() -> None:
     assert table.rows == (("a", "100.00", "100.00", "", "100.00"), ("b", "100.00", "", "0.00", "0.00"))
 
 
-def test_markdown() -> None:
-    text = comparison({"a": result(clean=[1], pgd=[0])}).markdown()
-    assert text.splitlines() == [
-        "| model | clean | pgd | worst case |",
-        "| --- | --: | --: | --: |",
-        "| a | 100.00 | 0.00 | 0.00 |",
-    ]
-
-
 def test_percent_of_nothing_is_nothing() -> None:
     assert (percent(None), percent(0.51234)) == ("", "51.23")

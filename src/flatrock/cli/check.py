@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flatrock.cli.console import console, friendly
+from flatrock.cli.console import friendly, say
 from flatrock.core.device import pick_device
 from flatrock.core.provenance import device_name
 from flatrock.recipes.build import recipe_hash
@@ -23,7 +23,7 @@ def run(
     """Validate a recipe, print it in full, its parameter count, steps and estimated cost."""
     with friendly():
         found = load_recipe(recipe, overrides or [])
-        console.print(recipe_text(found), highlight=False, markup=False, soft_wrap=True)
+        say(recipe_text(found))
         where = pick_device(device)
         cost = estimate(found, device=where)
         _line("recipe", f"{found.name}, valid, hash {recipe_hash(found)}")
@@ -35,11 +35,11 @@ def run(
             _line("passes", f"{cost.forwards_per_step} forward passes of the network per step")
             _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
             _line("time", f"about {_human(cost.seconds)} on {device_name(where)}")
-            console.print("  (time extrapolated from one batch: an order of magnitude)", highlight=False)
+            say("  (time extrapolated from one batch: an order of magnitude)")
 
 
 def _line(name: str, text: str) -> None:
-    console.print(f"{name:<12} {text}", highlight=False, soft_wrap=True)
+    say(f"{name:<12} {text}")
 
 
 def _human(seconds: float) -> str:

@@ -2,50 +2,77 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from flatrock.core.errors import FlatrockError
 from flatrock.reports.table import Table
 
-console = Console()
-errors = Console(stderr=True)
+# Paths, names and messages are shown as they are: brackets and colons in them are not markup.
+console = Console(markup=False, emoji=False, highlight=False)
+errors = Console(markup=False, emoji=False, highlight=False, stderr=True)
 # Without a terminal (a log file, CI) a line is printed this often instead of a moving bar.
 LOG_SECONDS = 10.0
 
 
+def say(*parts: str | tuple[str, str], to: Console = console) -> None:
+    """Print a line as it is, without breaking it; a part is text, or text and its style."""
+    to.print(Text.assemble(*parts), soft_wrap=True)
+
+
+class _TwoLines(Bars):
+    """What is done and the current figures, and below them the bar: one line would be wider than many terminals."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What is drawn."""
+        for task in self.tasks:
+            yield Text(f"{task.description}  {task.fields['note']}", no_wrap=True, overflow="ellipsis")
+        yield self.make_tasks_table(self.tasks)
+
+
 class TerminalProgress:
-    """A moving bar on a terminal, a line now and then elsewhere; both with ETA and throughput."""
+    """A moving bar on a terminal, a line now and then elsewhere; both with ETA and throughput.
+
+    Used as a context manager it removes its bar however the work ends.
+    """
 
     def __init__(self) -> None:
         self._bars: Bars | None = None
         self._task = ""
+        self._named = False
         self._total = self._done = self._first = 0
         self._began = self._told = 0.0
+
+    def __enter__(self) -> TerminalProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
 
     def begin(self, task: str, total: int, done: int = 0) -> None:
         """Start a bar."""
         self.end()
-        self._task, self._total, self._done, self._first = task, total, done, done
+        self._task, self._named, self._total, self._done, self._first = task, False, total, done, done
         self._began = self._told = time.monotonic()
         if console.is_terminal:
-            self._bars = Bars(
-                TextColumn("{task.description}"),
+            self._bars = _TwoLines(
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[speed]}"),
+                TextColumn("{task.fields[speed]}", markup=False),
                 TimeElapsedColumn(),
                 TextColumn("ETA"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
                 console=console,
                 transient=True,
             )
@@ -55,15 +82,17 @@ class TerminalProgress:
     def advance(self, units: int, note: str = "") -> None:
         """Move the bar."""
         self._done += units
-        spent = time.monotonic() - self._began
-        speed = (self._done - self._first) / max(spent, 1e-9)
+        now = time.monotonic()
+        speed = (self._done - self._first) / max(now - self._began, 1e-9)
         if self._bars is not None:
-            self._bars.update(self._bars.task_ids[0], advance=units, note=note, speed=f"{speed:.0f}/s")
-        elif time.monotonic() - self._told > LOG_SECONDS:
-            self._told = time.monotonic()
-            left = (self._total - self._done) / max(speed, 1e-9)
-            share = 100 * self._done / max(self._total, 1)
-            console.print(f"{self._task}: {share:.0f}%  {speed:.0f}/s  ETA {left:.0f} s  {note}", highlight=False)
+            self._bars.update(self._bars.task_ids[0], advance=units, note=note, speed=_rate(speed))
+        elif now - self._told > LOG_SECONDS:
+            self._told = now
+            if not self._named:
+                say(f"  {self._task}")
+                self._named = True
+            left = (self._total - self._done) / speed if speed > 0 else math.inf
+            say(f"  {100 * self._done / max(self._total, 1):3.0f}%  {_rate(speed)}  ETA {clock(left)}  {note}")
 
     def end(self) -> None:
         """Remove the bar."""
@@ -73,7 +102,16 @@ class TerminalProgress:
 
     def say(self, text: str) -> None:
         """Print above the bar."""
-        console.print(escape(text), highlight=False)
+        say(text)
+
+
+def _rate(speed: float) -> str:
+    return f"{speed:.0f}/s" if speed >= 10 else f"{speed:.2g}/s"
+
+
+def clock(seconds: float) -> str:
+    """75 -> '0:01:15'."""
+    return str(timedelta(seconds=round(seconds))) if seconds < 1e9 else "unknown"
 
 
 def show(table: Table, title: str = "") -> None:
@@ -82,18 +120,28 @@ def show(table: Table, title: str = "") -> None:
     for i, name in enumerate(table.header):
         rich.add_column(name, justify="left" if i == 0 else "right")
     for row in table.rows:
-        rich.add_row(*[escape(cell) for cell in row])
+        rich.add_row(*row)
     console.print(rich)
 
 
 @contextmanager
-def friendly() -> Iterator[None]:
-    """Errors made for people are printed as one message and exit code 2; Ctrl-C says how to go on."""
+def friendly(after_interrupt: str = "") -> Iterator[None]:
+    """Errors made for people, and those of the disk, are one message and exit code 2; Ctrl-C says how to go on."""
     try:
         yield
     except FlatrockError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _fail(str(error))
+        raise typer.Exit(2) from error
+    except BrokenPipeError:
+        raise  # the reader of our output has gone (`flatrock ls | head`): there is no one to tell
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}; free space or check the path and its permissions, then try again")
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
-        errors.print("\ninterrupted; the same command with --resume continues from the last saved state")
+        say(f"\ninterrupted{'; ' if after_interrupt else ''}{after_interrupt}", to=errors)
         raise typer.Exit(130) from error
+
+
+def _fail(text: str) -> None:
+    say(("error: ", "bold red"), text, to=errors)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flatrock.cli.console import console, friendly
+from flatrock.cli.console import friendly, say
 from flatrock.core.errors import StateError
 from flatrock.core.files import write_atomic
 from flatrock.recipes.load import load_recipe
@@ -16,13 +17,18 @@ from flatrock.recipes.text import recipe_text
 
 def run(
     recipe: Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`")],
-    file: Annotated[Path, typer.Argument(help="where to write it, for example my.yaml")],
+    file: Annotated[Path, typer.Argument(help="where to write it, for example my.yaml, or a folder")],
 ) -> None:
     """Copy a recipe, complete and self-contained, to a file to edit."""
     with friendly():
-        target = file if file.suffix in (".yaml", ".yml") else file.with_suffix(".yaml")
+        found = load_recipe(recipe)
+        target = _target(file / Path(recipe).name if file.is_dir() else file)
         if target.exists():
             raise StateError(f"{target} exists and is left alone; choose another name")
-        found = load_recipe(recipe)
         write_atomic(target, recipe_text(found.model_copy(update={"name": target.stem})).encode())
-        console.print(f"wrote {target}; edit it, then: flatrock check {target}", highlight=False)
+        say(f"wrote {target}; edit it, then: flatrock check {shlex.quote(str(target))}")
+
+
+def _target(file: Path) -> Path:
+    """The file with .yaml at its end; my.v2 becomes my.v2.yaml."""
+    return file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")

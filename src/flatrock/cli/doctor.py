@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from flatrock.cli.console import console, friendly
+from flatrock.cli.console import friendly, say
 from flatrock.core.provenance import VERSION, commit, device_name
 from flatrock.data.catalog import DATA, default_folder, found, how_to_get
 
@@ -23,6 +23,8 @@ PACKAGES = (
     "typer",
     "rich",
     "scikit-learn",
+    "scipy",
+    "pillow",
     "matplotlib",
     "tensorboard",
 )
@@ -39,17 +41,20 @@ def run(data_dir: Annotated[Path | None, typer.Option(help="folder with data alr
                 _line(package, importlib.metadata.version(package))
             except importlib.metadata.PackageNotFoundError:
                 missing.append(package)
-                _line(package, "[red]missing[/]: pip install " + package)
+                _line(package, ("missing", "red"), f": pip install {package}")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         _line("device", device_name(device))
         folder = data_dir or default_folder()
-        console.print(f"data (looked for in {folder.absolute()})", highlight=False, soft_wrap=True)
+        say(f"data (looked for in {folder.absolute()})")
         for name in DATA.names():
             place = found(name, folder)
-            _line(name, place if place else f"[yellow]not here[/]: {how_to_get(name)}")
+            if place:
+                _line(name, place)
+            else:
+                _line(name, ("not here", "yellow"), f": {how_to_get(name)}")
         if missing:
             raise typer.Exit(1)
 
 
-def _line(name: str, text: str) -> None:
-    console.print(f"  {name:<14} {text}", highlight=False, soft_wrap=True)
+def _line(name: str, *parts: str | tuple[str, str]) -> None:
+    say(f"  {name:<14} ", *parts)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from flatrock.cli.console import TerminalProgress, console, friendly, show
+from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.core.device import pick_device
-from flatrock.recipes.restore import evaluate_run, find_checkpoint
+from flatrock.recipes.restore import evaluate_run, store_result
 from flatrock.reports.table import comparison
 
 
@@ -18,32 +17,31 @@ def run(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file")],
     attacks: Annotated[str | None, typer.Option(help="comma-separated, e.g. fgsm,pgd-20,cw-20:restarts=5")] = None,
     which: Annotated[str, typer.Option(help="best or last checkpoint of a run folder")] = "best",
-    limit: Annotated[int | None, typer.Option(min=1, help="only the first so many test samples")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="only so many test samples")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1)] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     seed: Annotated[int, typer.Option(help="seed of the attacks' random numbers")] = 0,
 ) -> None:
     """Evaluate a trained model on its test set under attack."""
-    with friendly():
-        path = find_checkpoint(source, which)
-        result = evaluate_run(
-            path,
-            attacks=None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()],
-            limit=limit,
-            batch_size=batch_size,
-            data_folder=data_dir,
-            device=pick_device(device),
-            seed=seed,
-            progress=TerminalProgress(),
-        )
+    with friendly("nothing was stored"):
+        with TerminalProgress() as progress:
+            result = evaluate_run(
+                source,
+                which=which,
+                attacks=None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()],
+                limit=limit,
+                batch_size=batch_size,
+                data_folder=data_dir,
+                device=pick_device(device),
+                seed=seed,
+                progress=progress,
+            )
         show(comparison({str(result.provenance["recipe"]): result}))
-        threat = result.threat
-        console.print(
-            f"{result.provenance['data']}; {threat['norm']} eps {threat['eps']:.4g}; percent; worst case = per sample "
-            f"over all attacks named",
-            highlight=False,
+        say(
+            f"{result.provenance['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}; percent; "
+            "worst case = per sample over all attacks named"
         )
         for finding in result.findings:
-            console.print(f"[yellow]finding[/] {escape(str(finding))}", highlight=False, soft_wrap=True)
-        console.print(f"wrote {path.with_name(f'result-{path.stem}.json')}", highlight=False, soft_wrap=True)
+            say(("finding ", "yellow"), str(finding))
+        say(f"wrote {store_result(source, result)}")

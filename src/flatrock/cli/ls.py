@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flatrock.attacks.catalog import ATTACKS
-from flatrock.cli.console import console, friendly
+from flatrock.cli.console import friendly, say
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import Registry, unknown
 from flatrock.data.catalog import DATA
@@ -47,6 +47,6 @@ def run(
             raise ConfigError(unknown("kind", kind, KINDS))
         for name, rows in KINDS.items():
             if kind in ("", name):
-                console.print(f"[bold]{name}[/]")
+                say((name, "bold"))
                 for row, summary in rows():
-                    console.print(f"  {row:<30} {summary}", highlight=False, markup=False, soft_wrap=True)
+                    say(f"  {row:<32} {summary}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flatrock.cli.console import TerminalProgress, console, errors, friendly
+from flatrock.cli.console import TerminalProgress, errors, friendly, say
 from flatrock.core.device import pick_device
 from flatrock.core.errors import TrainingError
+from flatrock.core.records import Run
 from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
@@ -28,30 +30,38 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
 ) -> None:
     """Train a recipe; interrupted runs continue with --resume."""
-    with friendly():
-        progress = TerminalProgress()
-        job = build_job(
-            load_recipe(recipe, overrides or []),
-            folder=run_dir,
-            data_folder=data_dir,
-            download=download,
-            device=pick_device(device),
-            progress=progress,
-        )
-        try:
-            done = train(job, resume=resume, overwrite=overwrite, progress=progress)
-        except TrainingError as error:
-            errors.print(f"[bold red]FAILED:[/] {error}", soft_wrap=True)
-            raise typer.Exit(1) from error
-        figure = learning_curves({job.name: done}, done.folder / "curves.png")
-        best = done.best
-        mark = "  (chosen on the TEST set)" if best.selected_on == "test" else ""
-        console.print(
-            f"{done.status}: {done.last.epoch} epochs, {sum(r.seconds for r in done.records):.1f} s of training\n"
+    with friendly("the same command with --resume continues from the last saved state"):
+        with TerminalProgress() as progress:
+            job = build_job(
+                load_recipe(recipe, overrides or []),
+                folder=run_dir,
+                data_folder=data_dir,
+                download=download,
+                device=pick_device(device),
+                progress=progress,
+            )
+            try:
+                done = train(job, resume=resume, overwrite=overwrite, progress=progress)
+            except TrainingError as error:
+                say(("FAILED: ", "bold red"), str(error), to=errors)
+                raise typer.Exit(1) from error
+        say("\n".join(_summary(done)))
+        say(f"curves {learning_curves({job.name: done}, done.folder / 'curves.png')}")
+        if done.best is not None:
+            say(f"next: flatrock eval {shlex.quote(str(done.folder))}")
+
+
+def _summary(done: Run) -> list[str]:
+    """How the run ended, its best epoch and where it lies."""
+    best = done.best
+    seconds = sum(r.seconds for r in done.records)
+    lines = [f"{done.status}: {len(done.records)} epochs, {seconds:.1f} s of training"]
+    if best is None:
+        lines.append("no best epoch: every epoch predicted one class (collapsed)")
+    else:
+        lines.append(
             f"best epoch {best.epoch}: clean {percent(best.clean)}, robust {percent(best.robust)} "
-            f"on {best.selected_on.replace('_', '-')} data{mark}\n"
-            f"run folder {done.folder}   curves {figure}\n"
-            f"next: flatrock eval {done.folder}",
-            highlight=False,
-            soft_wrap=True,
+            f"on {best.selected_on.replace('_', '-')} data"
+            + ("  (chosen on the TEST set)" if best.selected_on == "test" else "")
         )
+    return [*lines, f"run folder {done.folder}"]

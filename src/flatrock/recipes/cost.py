@@ -8,20 +8,25 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.core.borrow import frozen
+from flatrock.core.errors import ConfigError
 from flatrock.data.catalog import info
+from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.build import build_model
 from flatrock.recipes.schema import Recipe
 
-PROBE_BATCH = 8
-QUICK = 2.0  # seconds a probe on a real batch may take
-BACKWARD = 2.0  # a backward pass through inputs and weights costs about twice the forward; inputs alone about once
+# A pass is timed again and again: other processes only ever make it slower, so the best counts.
+PROBE_SECONDS, PROBE_PASSES = 0.5, 5
+PROBE_FLOPS = 2e10  # of one timed pass on a CPU, a second or less; a larger batch is cut down to that
+# Costs in forward passes: gradients of inputs and weights take about twice the forward, of inputs alone about once.
+ATTACK_PASS, TRAINING_PASS = 2.0, 3.0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """An estimate; `seconds` extrapolates one timed batch on this device: an order of magnitude."""
+    """An estimate; `seconds` extrapolates a timed batch on this device: an order of magnitude."""
 
     parameters: int
     samples: int | None
@@ -34,48 +39,81 @@ class Cost:
 
 def estimate(recipe: Recipe, *, device: torch.device) -> Cost:
     """Estimate the cost of a recipe; the data need not be there."""
-    model = build_model(recipe).to(device)
-    objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
-    attack_steps = 0 if recipe.attack.name == "none" else int(recipe.attack.options.get("steps", 20))
-    passes = len(objective.passes)
-    x = torch.rand(PROBE_BATCH, *model.input_shape, device=device)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(x)
-    forward = counter.get_total_flops() / PROBE_BATCH
-    train_size: int | None = recipe.data.options.get("points", info(recipe.data.name).train_size)
-    samples = None if train_size is None else min(train_size - recipe.data.held_out, recipe.data.limit or train_size)
-    per_epoch = None if samples is None else -(-samples // recipe.train.batch_size)
-    steps = None if per_epoch is None else min(per_epoch * recipe.train.epochs, recipe.train.max_steps or 10**12)
-    forwards_per_image = attack_steps * (1 + BACKWARD / 2) + passes * (1 + BACKWARD)
-    images = None if steps is None else steps * recipe.train.batch_size
+    samples = _samples(recipe)
+    model = build_model(recipe).to(device).eval()
+    inner = 0
+    if recipe.attack.name != "none":
+        inner = ATTACKS.make(recipe.attack.name, **recipe.attack.options).passes(model.num_classes)
+    outer = len(OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).passes)
+    parameters = sum(p.numel() for p in model.parameters())
+    if samples is None:
+        return Cost(parameters, None, None, None, inner + outer, None, None)
+    full, rest = divmod(samples, recipe.train.batch_size)
+    per_epoch = full + (rest > 1 or (rest == 1 and recipe.data.extra is not None))  # as the loader counts
+    steps = min(per_epoch * recipe.train.epochs, recipe.train.max_steps or per_epoch * recipe.train.epochs)
+    epochs = steps / per_epoch
+    forwards = epochs * samples * (inner * ATTACK_PASS + outer * TRAINING_PASS)
+    forwards += _probes(recipe, model, samples, epochs)
+    flops = _flops_per_image(model, device)
     return Cost(
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         samples=samples,
         steps_per_epoch=per_epoch,
         steps=steps,
-        forwards_per_step=attack_steps + passes,
-        total_flops=None if images is None else images * forwards_per_image * forward,
-        seconds=None
-        if images is None
-        else images * _seconds_per_image(model, x, recipe.train.batch_size) * forwards_per_image / 2,
+        forwards_per_step=inner + outer,
+        total_flops=forwards * flops,
+        seconds=forwards * _seconds_per_image(model, device, recipe.train.batch_size, flops) / ATTACK_PASS,
     )
 
 
-def _seconds_per_image(model: torch.nn.Module, x: torch.Tensor, batch_size: int) -> float:
-    """Best time per image of a forward and input-backward pass; on a real batch where that is quick."""
-    model.eval()
-    small = _best_time(model, x)
-    if small * batch_size / len(x) > QUICK:
-        return small / len(x)
-    return _best_time(model, x.repeat_interleave(-(-batch_size // len(x)), 0)[:batch_size]) / batch_size
+def _samples(recipe: Recipe) -> int | None:
+    """Samples trained on in an epoch; None if only the files know."""
+    data = recipe.data
+    size = data.options.get("points", info(data.name).train_size)
+    if size is None:
+        return None
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise ConfigError(f"data.points must be a whole number, got {size!r}")
+    left = min(size - data.held_out, data.limit or size)
+    if left < recipe.train.batch_size:
+        raise ConfigError(
+            f"of {size} samples of {data.name!r}, data.held_out={data.held_out} and data.limit={data.limit} leave "
+            f"{max(left, 0)} to train on, fewer than one batch of train.batch_size={recipe.train.batch_size}"
+        )
+    return left
 
 
-def _best_time(model: torch.nn.Module, x: torch.Tensor) -> float:
-    times = []
+def _probes(recipe: Recipe, model: Classifier, samples: int, epochs: float) -> float:
+    """Forward passes of single images to choose the best epoch: the selection data and as many training samples.
+
+    At most: samples that are broken early leave. A test set, whose size is not known here, is taken as a fifth.
+    """
+    size = samples // 5 if recipe.select.data == "test" else recipe.data.held_out
+    passes = parse_attack(recipe.select.attack)[1].passes(model.num_classes)
+    return epochs / recipe.select.every * 2 * min(size, recipe.select.size or size) * passes * ATTACK_PASS
+
+
+def _flops_per_image(model: Classifier, device: torch.device) -> float:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.rand(1, *model.input_shape, device=device))
+    return float(counter.get_total_flops())
+
+
+def _seconds_per_image(model: Classifier, device: torch.device, batch_size: int, flops: float) -> float:
+    """Best time per image of a forward and input-backward pass, after one pass that only warms up."""
+    affordable = int(PROBE_FLOPS / max(ATTACK_PASS * flops, 1))
+    n = batch_size if device.type == "cuda" else min(batch_size, max(affordable, 2))
+    x = torch.rand(n, *model.input_shape, device=device)
+    _timed_pass(model, x)
+    times = [_timed_pass(model, x)]
+    while len(times) < PROBE_PASSES or sum(times) < PROBE_SECONDS:
+        times.append(_timed_pass(model, x))
+    return min(times) / n
+
+
+def _timed_pass(model: Classifier, x: torch.Tensor) -> float:
+    begun = time.perf_counter()
     with frozen(model):
-        for _ in range(4):
-            begun = time.perf_counter()
-            leaf = x.clone().requires_grad_(True)
-            torch.autograd.grad(model(leaf).sum(), leaf)[0].sum().item()
-            times.append(time.perf_counter() - begun)
-    return min(times)
+        leaf = x.clone().requires_grad_(True)
+        torch.autograd.grad(model(leaf).sum(), leaf)[0].sum().item()  # .item() waits for a GPU
+    return time.perf_counter() - begun

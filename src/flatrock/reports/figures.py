@@ -33,8 +33,9 @@ def learning_curves(runs: Mapping[str, Run], path: Path) -> Path:
         _line(loss, [(r.epoch, r.terms["total"]) for r in run.records], label=name, **style)
         _line(accuracy, _points(run.records, "clean", 100), linestyle="--", **style)
         _line(accuracy, _points(run.records, "robust", 100), **style)
-        if run.records and run.best.robust is not None:
-            accuracy.plot(run.best.epoch, 100 * run.best.robust, "o", color=style["color"], markersize=5)
+        best = run.best
+        if best is not None and best.robust is not None:
+            accuracy.plot(best.epoch, 100 * best.robust, "o", color=style["color"], markersize=5)
         _line(gap, _points(run.records, "gap", 100), **style)
     first = next(run.records[0] for run in runs.values() if run.records)
     where = first.selected_on.replace("_", "-")

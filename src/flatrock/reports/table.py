@@ -10,15 +10,10 @@ from flatrock.core.records import Result
 
 @dataclass(frozen=True)
 class Table:
-    """A header and rows of text, ready for a terminal, Markdown or HTML."""
+    """A header and rows of text."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        """A Markdown table."""
-        lines = [self.header, tuple("---" if i == 0 else "--:" for i in range(len(self.header))), *self.rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def percent(share: float | None) -> str:
