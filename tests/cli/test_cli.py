@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ from typer.testing import CliRunner, Result
 from flatrock.cli.main import app
 from flatrock.core.records import Result as Evaluation
 
-TINY = ["train.epochs=3", "data.limit=512", "train.batch_size=64", "attack.steps=2", "select.size=40"]
 runner = CliRunner()
 
 
@@ -21,12 +21,9 @@ def flatrock(*words: str | Path) -> Result:
     return runner.invoke(app, [str(w) for w in words])
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    done = flatrock("train", "digits_at", *TINY, "--run-dir", folder, "--device", "cpu")
-    assert done.exit_code == 0, done.output
-    return folder
+def written(done: Result) -> Path:
+    """The file the command says it wrote."""
+    return Path(next(line for line in done.output.splitlines() if line.startswith("wrote ")).removeprefix("wrote "))
 
 
 def test_ls_lists_everything_with_descriptions() -> None:
@@ -58,12 +55,39 @@ def test_cp_writes_a_recipe_that_checks(tmp_path: Path) -> None:
     assert "left alone" in again.output
 
 
+@pytest.mark.parametrize(("word", "file"), [("my", "my.yaml"), ("my.v2", "my.v2.yaml"), ("my.yml", "my.yml")])
+def test_cp_only_adds_to_a_name(tmp_path: Path, word: str, file: str) -> None:
+    done = flatrock("cp", "digits_at", tmp_path / word)
+    assert done.exit_code == 0, done.output
+    assert [p.name for p in tmp_path.iterdir()] == [file]
+    assert yaml.safe_load((tmp_path / file).read_text())["name"] == Path(file).stem
+
+
+def test_cp_into_a_folder_keeps_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "d[a]"
+    folder.mkdir()
+    done = flatrock("cp", "digits_at", f"{folder}/")
+    assert done.exit_code == 0, done.output
+    assert f"wrote {folder}/digits_at.yaml; " in done.output
+    assert [p.relative_to(tmp_path) for p in tmp_path.rglob("*.yaml")] == [Path("d[a]/digits_at.yaml")]
+    again = flatrock("cp", folder / "digits_at.yaml", folder)
+    assert again.exit_code == 2
+    assert "left alone" in again.output
+
+
 def test_check_prints_recipe_parameters_steps_and_cost() -> None:
     done = flatrock("check", "digits_at", "threat.eps=8/255", "--device", "cpu")
     assert done.exit_code == 0, done.output
     assert "0.03137" in done.output
     for word in ("parameters", "24,058", "steps", "passes", "PFLOP", "time", "hash"):
         assert word in done.output
+
+
+def test_check_of_points_that_are_no_number() -> None:
+    done = flatrock("check", "moons_at", "data.points=abc", "--device", "cpu")
+    assert done.exit_code == 2, done.output
+    assert "points" in done.output.splitlines()[-1]
+    assert "'abc'" in done.output.splitlines()[-1]
 
 
 def test_check_reports_all_faults_at_once() -> None:
@@ -81,16 +105,16 @@ def test_train_leaves_a_complete_run(run_folder: Path) -> None:
     assert any((run_folder / "tensorboard").iterdir())
 
 
-def test_train_refuses_an_existing_folder(run_folder: Path) -> None:
+def test_train_refuses_an_existing_folder(run_folder: Path, tiny: tuple[str, ...]) -> None:
     before = {p.name: p.stat().st_mtime_ns for p in run_folder.iterdir()}
-    done = flatrock("train", "digits_at", *TINY, "--run-dir", run_folder, "--device", "cpu")
+    done = flatrock("train", "digits_at", *tiny, "--run-dir", run_folder, "--device", "cpu")
     assert done.exit_code == 2
     assert "--resume" in done.output
     assert {p.name: p.stat().st_mtime_ns for p in run_folder.iterdir()} == before
 
 
-def test_resume_with_another_recipe_names_the_difference(run_folder: Path) -> None:
-    words = [*TINY, "threat.eps=0.1", "--run-dir", run_folder, "--resume", "--device", "cpu"]
+def test_resume_with_another_recipe_names_the_difference(run_folder: Path, tiny: tuple[str, ...]) -> None:
+    words = [*tiny, "threat.eps=0.1", "--run-dir", run_folder, "--resume", "--device", "cpu"]
     done = flatrock("train", "digits_at", *words)
     assert done.exit_code == 2
     assert "threat.eps" in done.output
@@ -100,7 +124,8 @@ def test_eval_prints_the_table_and_writes_json(run_folder: Path) -> None:
     done = flatrock("eval", run_folder, "--attacks", "fgsm,pgd-2", "--limit", "50", "--device", "cpu")
     assert done.exit_code == 0, done.output
     assert "worst case" in done.output
-    result = Evaluation.from_json((run_folder / "result-best.json").read_text())
+    assert written(done).parent == run_folder
+    result = Evaluation.from_json(written(done).read_text())
     assert result.n == 50
     assert set(result.per_attack) == {"fgsm", "pgd-2"}
     assert result.provenance["recipe"] == "digits_at"
@@ -115,7 +140,8 @@ def test_eval_of_a_mistyped_attack_is_an_error(run_folder: Path) -> None:
 def test_eval_of_a_checkpoint_file(run_folder: Path) -> None:
     done = flatrock("eval", run_folder / "last.safetensors", "--attacks", "fgsm", "--limit", "20", "--device", "cpu")
     assert done.exit_code == 0, done.output
-    assert (run_folder / "result-last.json").is_file()
+    result = Evaluation.from_json(written(done).read_text())
+    assert result.provenance["checkpoint"] == "last.safetensors"
 
 
 def test_eval_of_nothing(tmp_path: Path) -> None:
@@ -124,8 +150,8 @@ def test_eval_of_nothing(tmp_path: Path) -> None:
     assert "no run folder or checkpoint" in done.output
 
 
-def test_diverged_run_is_failed_and_not_evaluated(tmp_path: Path) -> None:
-    words = [*TINY, "optimizer.lr=1e30", "schedule.name=constant", "--run-dir", tmp_path / "r", "--device", "cpu"]
+def test_diverged_run_is_failed_and_not_evaluated(tmp_path: Path, tiny: tuple[str, ...]) -> None:
+    words = [*tiny, "optimizer.lr=1e30", "schedule.name=constant", "--run-dir", tmp_path / "r", "--device", "cpu"]
     done = flatrock("train", "digits_at", *words)
     assert done.exit_code == 1
     assert "FAILED" in done.output
@@ -140,7 +166,8 @@ def test_doctor_finds_the_embedded_data_and_says_how_to_get_the_rest(tmp_path: P
     assert done.exit_code == 0, done.output
     assert "inside scikit-learn" in done.output
     assert "cifar-10-binary.tar.gz" in done.output
-    assert "torch" in done.output
+    for package in ("torch", "scipy", "pillow"):
+        assert re.search(rf"^  {package} +\d", done.output, re.M), package
 
 
 def test_missing_data_is_named_with_the_cure(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,11 @@ def test_draws_a_picture(tmp_path: Path) -> None:
     assert colours is not None
     assert len(colours) > 50
     assert [p.name for p in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_run_without_best_epoch_is_drawn(tmp_path: Path) -> None:
+    collapsed = replace(record(1, 0.1), best_epoch=None, collapsed=True)
+    assert learning_curves({"one": Run(tmp_path, (collapsed,), "truncated")}, tmp_path / "curves.png").is_file()
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

@@ -46,4 +46,4 @@ def _human(seconds: float) -> str:
     for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return f"{max(seconds, 1):.0f} s"

@@ -26,9 +26,9 @@ errors = Console(markup=False, emoji=False, highlight=False, stderr=True)
 LOG_SECONDS = 10.0
 
 
-def say(*parts: str | tuple[str, str], to: Console = console) -> None:
+def say(*parts: str | tuple[str, str], to: Console | None = None) -> None:
     """Print a line as it is, without breaking it; a part is text, or text and its style."""
-    to.print(Text.assemble(*parts), soft_wrap=True)
+    (to or console).print(Text.assemble(*parts), soft_wrap=True)
 
 
 class _TwoLines(Bars):

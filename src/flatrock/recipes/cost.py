@@ -18,7 +18,7 @@ from flatrock.recipes.build import build_model
 from flatrock.recipes.schema import Recipe
 
 # A pass is timed again and again: other processes only ever make it slower, so the best counts.
-PROBE_SECONDS, PROBE_PASSES = 0.5, 5
+PROBE_SECONDS, PROBE_PASSES = 0.5, 3
 PROBE_FLOPS = 2e10  # of one timed pass on a CPU, a second or less; a larger batch is cut down to that
 # Costs in forward passes: gradients of inputs and weights take about twice the forward, of inputs alone about once.
 ATTACK_PASS, TRAINING_PASS = 2.0, 3.0

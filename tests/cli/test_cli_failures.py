@@ -1,0 +1,123 @@
+"""What people see when something goes wrong, and that names and messages come out as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from flatrock.cli.console import friendly
+from flatrock.cli.main import app
+from flatrock.core.errors import StateError, TrainingError
+from flatrock.core.records import EpochRecord, Run
+
+# Brackets and colons that rich would take for markup, a closing tag without opening, and an emoji.
+AWKWARD = "x[a][/b]:x:"
+ON_CPU = ("--device", "cpu")
+
+
+def flatrock(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def raising(error: BaseException) -> Any:
+    def call(*args: Any, **options: Any) -> None:
+        raise error
+
+    return call
+
+
+def finished(folder: Path) -> Run:
+    record = EpochRecord(
+        epoch=1,
+        step=4,
+        lr=0.1,
+        terms={"total": 1.0},
+        running_accuracy=0.5,
+        clean=0.75,
+        robust=0.5,
+        train_robust=0.5,
+        selected_on="held_out",
+        best_epoch=1,
+        seconds=1.0,
+        images_per_second=100.0,
+    )
+    return Run(folder, (record,), "finished")
+
+
+def test_awkward_folder_and_a_run_without_best_epoch(tmp_path: Path) -> None:
+    # After two steps BatchNorm's running statistics are still at their start: the model has one answer.
+    words = ("data.limit=32", "train.batch_size=16", "train.max_steps=2", "--run-dir", tmp_path / AWKWARD, *ON_CPU)
+    done = flatrock("train", "digits_at", *words)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith("truncated: 1 epochs, ")
+    assert "no best epoch: every epoch predicted one class (collapsed)" in lines
+    assert f"run folder {tmp_path / AWKWARD}" in lines
+    assert (tmp_path / AWKWARD / "curves.png").is_file()
+    assert "flatrock eval" not in done.output
+    looked_at = flatrock("eval", tmp_path / AWKWARD, *ON_CPU)
+    assert looked_at.exit_code == 2
+    assert f"{tmp_path / AWKWARD} has no best epoch" in looked_at.output
+
+
+def test_failed_training_says_why_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatrock.cli.train.train", raising(TrainingError(f"step 3: {AWKWARD} is NaN")))
+    done = flatrock("train", "digits_at", "--run-dir", tmp_path / "r", *ON_CPU)
+    assert done.exit_code == 1
+    assert done.output == f"FAILED: step 3: {AWKWARD} is NaN\n"
+
+
+def test_full_disk_at_the_figure_still_tells_how_training_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatrock.cli.train.train", lambda *a, **k: finished(tmp_path))
+    full = OSError(28, "No space left on device", "font[/b]cache")
+    monkeypatch.setattr("flatrock.cli.train.learning_curves", raising(full))
+    done = flatrock("train", "digits_at", *ON_CPU)
+    assert done.exit_code == 2
+    assert "best epoch 1: clean 75.00, robust 50.00 on held-out data" in done.stdout
+    assert done.stderr.startswith("error: font[/b]cache: No space left on device; free space")
+
+
+def test_result_that_cannot_be_stored_is_shown(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatrock.cli.evaluate.store_result", raising(StateError(f"could not write {AWKWARD}")))
+    before = sorted(run_folder.iterdir())
+    done = flatrock("eval", run_folder, "--attacks", "fgsm", "--limit", "20", *ON_CPU)
+    assert done.exit_code == 2
+    assert "worst case" in done.stdout
+    assert "20 of 500 samples" in done.stdout
+    assert done.stderr == f"error: could not write {AWKWARD}\n"
+    assert sorted(run_folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("where", "words", "text"),
+    [
+        ("train.train", ("train", "digits_at"), "interrupted; the same command with --resume continues from"),
+        ("evaluate.evaluate_run", ("eval", "somewhere"), "interrupted; nothing was stored\n"),
+        ("check.estimate", ("check", "digits_at"), "interrupted\n"),
+    ],
+)
+def test_interruption_promises_only_what_the_command_has(
+    monkeypatch: pytest.MonkeyPatch, where: str, words: tuple[str, ...], text: str
+) -> None:
+    monkeypatch.setattr(f"flatrock.cli.{where}", raising(KeyboardInterrupt()))
+    done = flatrock(*words, *ON_CPU)
+    assert done.exit_code == 130
+    assert done.stderr.lstrip().startswith(text)
+    assert ("--resume" in done.stderr) == (words[0] == "train")
+
+
+def test_closed_pipe_is_not_an_error_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BrokenPipeError), friendly():
+        raise BrokenPipeError(32, "Broken pipe")
+    assert capsys.readouterr().err == ""
+
+
+def test_awkward_names_in_errors_check_and_doctor(tmp_path: Path) -> None:
+    assert f"there is no recipe file {AWKWARD}.yaml" in flatrock("check", f"{AWKWARD}.yaml").output
+    file = tmp_path / "x[a]:x:.yaml"
+    assert f"wrote {file}; " in flatrock("cp", "moons_at", file).output
+    assert "\nrecipe       x[a]:x:, valid" in flatrock("check", file, *ON_CPU).output
+    assert f"looked for in {tmp_path / AWKWARD})" in flatrock("doctor", "--data-dir", tmp_path / AWKWARD).output

@@ -1,0 +1,75 @@
+"""Progress and tables, in a log file and on a terminal."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from flatrock.cli import console as module
+from flatrock.cli.console import TerminalProgress, clock, show
+from flatrock.reports.table import Table
+
+LONG = "training cifar10_trades_linf_mobilenetv2[/b]"
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+    """A terminal of 80 columns, and what was sent to it."""
+    sent = StringIO()
+    screen = Console(file=sent, force_terminal=True, width=80, markup=False, emoji=False, highlight=False)
+    monkeypatch.setattr(module, "console", screen)
+    return sent
+
+
+def test_log_names_the_task_once_and_gives_share_speed_eta_and_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("flatrock.cli.console.time.monotonic", lambda: now[0])
+    progress = TerminalProgress()
+    progress.begin(LONG, 1000, 200)
+    for _ in range(4):
+        now[0] += 6.0
+        progress.advance(30, "epoch 1/200  clean 42.0  robust 31.2")
+    progress.end()
+    assert capsys.readouterr().out.splitlines() == [
+        f"  {LONG}",
+        "   26%  5/s  ETA 0:02:28  epoch 1/200  clean 42.0  robust 31.2",
+        "   32%  5/s  ETA 0:02:16  epoch 1/200  clean 42.0  robust 31.2",
+    ]
+
+
+def test_log_without_progress_has_no_eta(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "LOG_SECONDS", -1.0)
+    progress = TerminalProgress()
+    progress.begin("waiting", 10)
+    progress.advance(0)
+    assert "ETA unknown" in capsys.readouterr().out
+
+
+def test_terminal_fits_80_columns_and_is_left_clean(terminal: StringIO) -> None:
+    with pytest.raises(RuntimeError), TerminalProgress() as progress:
+        progress.begin(LONG, 170_052_171)
+        progress.advance(1_048_576, "epoch 1/200  clean 42.0  robust 31.2")
+        progress.say("a line [/b] above")
+        raise RuntimeError
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]+", terminal.getvalue())]
+    assert max(len(line) for line in lines) <= 80
+    assert any(line.startswith(f"{LONG}  epoch 1/200") for line in lines)
+    assert any("1048576/170052171" in line and "ETA" in line and "/s" in line for line in lines)
+    assert "a line [/b] above" in [line.strip() for line in lines]
+    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1, "cursor is back"
+
+
+def test_table_shows_brackets_in_names_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Table(("model", "pgd[a]"), (("x[/b]:x:", "50.00"),)), "title [/i]")
+    out = capsys.readouterr().out
+    for text in ("title [/i]", "pgd[a]", "x[/b]:x:", "50.00"):
+        assert text in out
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 75.4, 7322)] == ["0:00:00", "0:01:15", "2:02:02"]
