@@ -64,14 +64,14 @@ def test_awkward_folder_and_a_run_without_best_epoch(tmp_path: Path) -> None:
 
 
 def test_failed_training_says_why_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatrock.cli.train.train", raising(TrainingError(f"step 3: {AWKWARD} is NaN")))
+    monkeypatch.setattr("flatrock.cli.train.train_recipe", raising(TrainingError(f"step 3: {AWKWARD} is NaN")))
     done = flatrock("train", "digits_at", "--run-dir", tmp_path / "r", *ON_CPU)
     assert done.exit_code == 1
     assert done.output == f"FAILED: step 3: {AWKWARD} is NaN\n"
 
 
 def test_full_disk_at_the_figure_still_tells_how_training_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatrock.cli.train.train", lambda *a, **k: finished(tmp_path))
+    monkeypatch.setattr("flatrock.cli.train.train_recipe", lambda *a, **k: finished(tmp_path))
     full = OSError(28, "No space left on device", "font[/b]cache")
     monkeypatch.setattr("flatrock.cli.train.learning_curves", raising(full))
     done = flatrock("train", "digits_at", *ON_CPU)
@@ -94,7 +94,7 @@ def test_result_that_cannot_be_stored_is_shown(run_folder: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("where", "words", "text"),
     [
-        ("train.train", ("train", "digits_at"), "interrupted; the same command with --resume continues from"),
+        ("train.train_recipe", ("train", "digits_at"), "interrupted; the same command with --resume continues from"),
         ("evaluate.evaluate_run", ("eval", "somewhere"), "interrupted; nothing was stored\n"),
         ("check.estimate", ("check", "digits_at"), "interrupted\n"),
     ],

@@ -206,3 +206,39 @@ def test_odd_values_are_accepted_or_refused_but_never_crash(key: str) -> None:
             assert key.split(".")[0] in str(error)
         else:
             assert len(recipe_hash(recipe)) == 16
+
+
+def test_a_faulty_section_does_not_hide_faults_of_those_that_depend_on_it() -> None:
+    found = faults("digits_at", "train.epoch=3", "schedule.lr=3", "objective.name=trads", "attack.stpes=3")
+    assert len(found) == 4
+    assert any(f.startswith("schedule: lr belong") for f in found)
+    assert any("did you mean 'steps'?" in f for f in found)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [("data.heldout=9", "did you mean 'held_out'?"), ("attack.bnmode=train", "did you mean 'bn_mode'?")],
+)
+def test_a_sections_own_keys_are_among_the_hints(override: str, hint: str) -> None:
+    assert hint in only_fault("digits_at", override)
+
+
+@pytest.mark.parametrize("key", ["train.epochs", "attack.steps", "threat.eps", "schedule.peak"])
+@pytest.mark.parametrize("value", ["1/0", "1e999"])
+def test_impossible_numbers_are_faults_with_a_place(key: str, value: str) -> None:
+    found = faults("digits_at", f"{key}={value}", "seed=-1")
+    assert len(found) == 2
+    assert any(f.startswith(key.split(".")[0]) and value in f for f in found)
+
+
+def test_a_word_in_place_of_a_section_is_explained() -> None:
+    assert only_fault("digits_at", "objective=at") == (
+        "objective: got 'at', but a section holds keys; write objective: {name: ...} or such"
+    )
+
+
+@pytest.mark.parametrize("milestones", ["[a, 5]", "soon", "[true]"])
+def test_milestones_are_numbers(milestones: str) -> None:
+    assert "schedule: milestones must be numbers, got" in only_fault(
+        "digits_at", "schedule.name=piecewise", f"schedule.milestones={milestones}"
+    )

@@ -192,3 +192,10 @@ def test_the_resolved_recipe_survives_yaml(name: str, tmp_path: Path) -> None:
     assert recipe_hash(again) == recipe_hash(recipe)
     copied = load_recipe(write(tmp_path, "copy", recipe_text(recipe)))
     assert recipe_hash(copied) == recipe_hash(recipe)
+
+
+def test_a_fraction_hashes_the_same_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
+    in_file = load_recipe(write(tmp_path, "mine", "base: digits_at\nattack: {step_size: 1/255}\n"))
+    typed = load_recipe("digits_at", ["attack.step_size=1/255"])
+    assert recipe_hash(in_file) == recipe_hash(typed)
+    assert in_file.resolved()["attack"]["step_size"] == 1 / 255

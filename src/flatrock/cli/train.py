@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, errors, friendly, say
-from flatrock.core.device import pick_device
 from flatrock.core.errors import TrainingError
 from flatrock.core.records import Run
-from flatrock.engine.loop import train
-from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
 from flatrock.reports.table import percent
 
@@ -32,21 +30,23 @@ def run(
     """Train a recipe; interrupted runs continue with --resume."""
     with friendly("the same command with --resume continues from the last saved state"):
         with TerminalProgress() as progress:
-            job = build_job(
-                load_recipe(recipe, overrides or []),
-                folder=run_dir,
-                data_folder=data_dir,
-                download=download,
-                device=pick_device(device),
-                progress=progress,
-            )
+            chosen = load_recipe(recipe, overrides or [])
             try:
-                done = train(job, resume=resume, overwrite=overwrite, progress=progress)
+                done = train_recipe(
+                    chosen,
+                    folder=run_dir,
+                    data_dir=data_dir,
+                    download=download,
+                    device=device,
+                    resume=resume,
+                    overwrite=overwrite,
+                    progress=progress,
+                )
             except TrainingError as error:
                 say(("FAILED: ", "bold red"), str(error), to=errors)
                 raise typer.Exit(1) from error
         say("\n".join(_summary(done)))
-        say(f"curves {learning_curves({job.name: done}, done.folder / 'curves.png')}")
+        say(f"curves {learning_curves({chosen.name: done}, done.folder / 'curves.png')}")
         if done.best is not None:
             say(f"next: flatrock eval {shlex.quote(str(done.folder))}")
 

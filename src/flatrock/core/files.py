@@ -34,7 +34,7 @@ def write_atomic(path: Path, content: bytes, *, older: Path | None = None) -> No
             part.unlink(missing_ok=True)
         raise StateError(
             f"could not write {path} ({len(content) / 1e6:.1f} MB): {error.strerror or error}; "
-            "free space or choose another folder, then continue with --resume. The previous file is intact"
+            "free space or choose another folder (a run continues with --resume). The previous file is intact"
         ) from error
 
 

@@ -36,4 +36,7 @@ def scalar(text: str) -> Any:
         return words[text.lower()]
     if re.fullmatch(r"[+-]?\d+", text):
         return int(text)
-    return number(text) if _NUMBER.fullmatch(text) else text
+    try:
+        return number(text) if _NUMBER.fullmatch(text) else text
+    except ConfigError:
+        return text  # 1/0 or 1e999: whoever expects a number says what is wrong with it, and where

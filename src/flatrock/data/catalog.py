@@ -84,8 +84,13 @@ def data_faults(name: str, options: Iterable[str]) -> list[str]:
     """What is wrong with this dataset name and these option names, all at once."""
     if name not in DATA:
         return DATA.faults(name, ())
-    known = [o for o in DATA.entry(name).options() if o not in _GIVEN]
+    known = data_options(name)
     return [unknown(f"option of dataset {name!r}:", o, known) for o in options if o not in known]
+
+
+def data_options(name: str) -> list[str]:
+    """Names of the options a dataset takes."""
+    return [o for o in DATA.entry(name).options() if o not in _GIVEN]
 
 
 def load_data(

@@ -24,8 +24,8 @@ def load(split: SplitName, folder: Path, *, points: int = 1000, noise: float = 0
     from sklearn.datasets import make_moons
 
     check_split(split)
-    if points < 2 or noise < 0:
-        raise ConfigError(f"moons needs points >= 2 and noise >= 0, got points={points}, noise={noise}")
+    if not isinstance(points, int) or not isinstance(noise, int | float) or points < 2 or noise < 0:
+        raise ConfigError(f"moons needs points >= 2 and noise >= 0, got points={points!r}, noise={noise!r}")
     draw = Seed(0).child("moons", split).key % 2**32
     plane, labels = make_moons(n_samples=points, noise=noise, random_state=draw)
     stored = (plane + SHIFT) / SCALE

@@ -35,6 +35,10 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
             raise ConfigError(unknown("clock", self.clock, CLOCKS))
+        for name, value in vars(self).items():
+            numbers = value if name == "milestones" and isinstance(value, list | tuple) else [value]
+            if name != "clock" and not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
+                raise ConfigError(f"{name} must be {'numbers' if name == 'milestones' else 'a number'}, got {value!r}")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"lr must be a number >= 0, got {self.lr!r}")
 

@@ -84,6 +84,8 @@ def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:
             texts.append(f"{where}: {unknown('key', loc[-1], known)}")
         elif e["type"] == "missing":
             texts.append(f"{where}: this key is required")
+        elif e["type"] == "model_type":
+            texts.append(f"{where}: got {e['input']!r}, but a section holds keys; write {where}: {{name: ...}} or such")
         else:
             texts.append(f"{where}: got {e['input']!r}, {e['msg'].removeprefix('Value error, ')}")
     return texts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.registry import unknown
 from flatrock.core.threat import THREATS
 from flatrock.core.types import Attack, Objective
-from flatrock.data.catalog import data_faults, info
+from flatrock.data.catalog import data_options, info
 from flatrock.data.source import Source
 from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.evaluate import make_plan
@@ -54,6 +55,13 @@ class Draft:
         """One more fault."""
         self.faults.append(text)
 
+    def option_faults(self, where: str, section: Named, options: Iterable[str]) -> bool:
+        """Note the keys that are neither the section's own nor options of what it names; whether there are any."""
+        known = [*type(section).model_fields, *options]
+        faults = [f"{where}.{key}: {unknown('key', key, known)}" for key in section.options if key not in known]
+        self.faults += faults
+        return bool(faults)
+
 
 def rule_faults(sections: dict[str, Any]) -> list[str]:
     """Every broken rule."""
@@ -69,36 +77,39 @@ def _names(draft: Draft) -> None:
     if objective := draft.get("objective", Named):
         draft.objective = draft.build("objective", lambda: OBJECTIVES.make(objective.name, **objective.options))
     if data := draft.get("data", Data):
-        faults = data_faults(data.name, data.options)
-        draft.faults += [f"data: {fault}" for fault in faults]
-        known = not data_faults(data.name, ())
-        draft.source = info(data.name) if known else None
+        draft.source = draft.build("data", lambda: info(data.name))
+        if draft.source is not None:
+            draft.option_faults("data", data, data_options(data.name))
 
 
 def _inner_attack(draft: Draft) -> None:
     """The attack exists, and there is one exactly when the objective uses it."""
     section, objective = draft.get("attack", InnerAttack), draft.objective
-    if section is None or (objective is None and section.name == "auto"):
+    if section is None:
         return
     name = section.name
+    if objective is None and name == "auto":  # its own fault is noted; every inner attack takes pgd's options
+        name = "pgd"
     if objective is not None:
         name = INNER_ATTACKS[objective.inner_loss] if name == "auto" else name
         if (objective.inner_loss == "none") != (name == "none"):
             uses = "uses no attack; leave out attack.name" if objective.inner_loss == "none" else "needs an attack"
             draft.note(f"attack.name: got {name!r}, but the objective {uses}")
             return
-    if name != "none":
-        draft.attack = draft.build("attack", lambda: ATTACKS.make(name, **section.options))
+    if name == "none" or (name in ATTACKS and draft.option_faults("attack", section, ATTACKS.entry(name).options())):
+        return
+    draft.attack = draft.build("attack", lambda: ATTACKS.make(name, **section.options))
 
 
 def _schedule(draft: Draft) -> None:
     schedule, train = draft.get("schedule", Named), draft.get("train", Train)
-    if schedule is None or train is None:
+    if schedule is None:
         return
     if given := sorted({"lr", "epochs"} & schedule.options.keys()):
         draft.note(f"schedule: {' and '.join(given)} belong to optimizer.lr and train.epochs")
         return
-    options = {"lr": 0.0, "epochs": train.epochs, **schedule.options}
+    epochs = math.inf if train is None else train.epochs  # a faulty train section must not hide faults here
+    options = {"lr": 0.0, "epochs": epochs, **schedule.options}
     draft.build("schedule", lambda: SCHEDULES.make(schedule.name, **options))
 
 
@@ -150,7 +161,7 @@ def _sizes(draft: Draft) -> None:
             "data.held_out: got 0, but the best epoch is chosen on held-out data; hold some out or use select: test"
         )
     total = None if draft.source is None else data.options.get("points", draft.source.train_size)
-    if not isinstance(total, int):
+    if not isinstance(total, int) or isinstance(total, bool):
         return
     if data.held_out > total // 2:
         draft.note(f"data.held_out: {data.held_out} is more than half of the {total} training samples")

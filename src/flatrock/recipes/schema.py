@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -39,10 +40,18 @@ class Named(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_alike(cls, values: Any) -> Any:
+        """1/255 in a file and on the command line are the same choice, so they are stored, and hash, alike."""
+        if not isinstance(values, Mapping):
+            return values
+        return {k: v if k in cls.model_fields else _read(v) for k, v in values.items()}
+
     @property
     def options(self) -> dict[str, Any]:
-        """Every key but the declared ones, with fractions understood."""
-        return {k: _read(v) for k, v in (self.model_extra or {}).items()}
+        """Every key but the declared ones."""
+        return dict(self.model_extra or {})
 
 
 def _read(value: Any) -> Any:
@@ -178,7 +187,8 @@ class Evaluate(Section):
 class Recipe(Section):
     """A whole training run, every choice written down."""
 
-    name: str
+    # Also the name of the run folder, so it may not lead elsewhere.
+    name: Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")]
     about: About = About()
     seed: Annotated[Whole, Field(ge=0)] = 0
     data: Data

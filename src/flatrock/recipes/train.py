@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from flatrock.core.device import pick_device
+from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Progress
 from flatrock.core.records import Run
 from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.schema import Recipe
 
 
 def train_recipe(
-    recipe: str | Path,
+    recipe: Recipe | str | Path,
     *,
     folder: str | Path | None = None,
     data_dir: str | Path | None = None,
@@ -26,8 +28,10 @@ def train_recipe(
     **overrides: Any,
 ) -> Run:
     """Load, build and train; bad input raises before anything is written."""
+    if isinstance(recipe, Recipe) and overrides:
+        raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
     job = build_job(
-        load_recipe(recipe, overrides),
+        recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides),
         folder=None if folder is None else Path(folder),
         data_folder=None if data_dir is None else Path(data_dir),
         download=download,
