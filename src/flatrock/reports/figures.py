@@ -63,9 +63,12 @@ def _line(axes: Axes, points: list[tuple[int, float]], **style: Any) -> None:
 
 
 def _dress(axes: Axes, title: str, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel("epoch", fontsize=9)
     axes.set_ylabel(label, fontsize=9)
     axes.tick_params(labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.5)
