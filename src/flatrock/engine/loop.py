@@ -24,7 +24,9 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
     folder = RunFolder(job.folder)
     if resume and overwrite:
         raise StateError("--resume and --overwrite exclude each other; choose one")
-    resume = resume and folder.in_use()
+    if resume and not folder.in_use():
+        listener.say(f"there is nothing to resume in {folder.path}; a new run begins")
+        resume = False
     if resume:
         folder.check_resumable()
     else:
