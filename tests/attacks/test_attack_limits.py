@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attack_cases import Make, Row, gen_for, wrong
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import ATTACKS, attack
@@ -15,18 +16,6 @@ from flatrock.core.errors import ThreatError
 from flatrock.core.rng import SampleGen, Seed
 from flatrock.core.threat import L2, Linf, Threat
 from flatrock.core.types import Attack
-
-Make = Callable[..., Any]
-Row = tuple[str, dict[str, Any]]
-
-
-def gen_for(x: Tensor, seed: int = 0) -> SampleGen:
-    return Seed(seed).child("test").samples(torch.arange(len(x)))
-
-
-def wrong(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model(x).argmax(1) != y
 
 
 def test_every_attack_in_the_catalog_is_tested_here(attack_names: set[str]) -> None:

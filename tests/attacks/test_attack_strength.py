@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+from attack_cases import Make, Row, gen_for, wrong
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import ATTACKS, attack
@@ -14,20 +12,7 @@ from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.pgd import safely_broken
 from flatrock.core.errors import ConfigError
-from flatrock.core.rng import SampleGen, Seed
 from flatrock.core.threat import Linf, Threat
-
-Make = Callable[..., Any]
-Row = tuple[str, dict[str, Any]]
-
-
-def gen_for(x: Tensor, seed: int = 0) -> SampleGen:
-    return Seed(seed).child("test").samples(torch.arange(len(x)))
-
-
-def wrong(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model(x).argmax(1) != y
 
 
 def test_early_stop_saves_passes_and_never_adds_one(

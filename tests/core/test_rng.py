@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed, kept_global_rng, seed_layers
 
 MASK = (1 << 64) - 1
@@ -214,3 +215,12 @@ def test_layers_can_be_seeded_again_inside() -> None:
     with kept_global_rng(seed=Seed(1)):
         assert torch.equal(torch.rand(10), first)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_any_whole_number_is_a_seed_and_nothing_else_is() -> None:
+    import numpy as np
+
+    assert Seed(np.int64(3)).child("a") == Seed(3).child("a")  # type: ignore[arg-type]
+    for value in (1.5, "3", None):
+        with pytest.raises(ConfigError, match="a seed is a whole number"):
+            Seed(value)  # type: ignore[arg-type]

@@ -272,3 +272,11 @@ def test_inference_mode_is_named() -> None:
     x, y = data(9)
     with torch.inference_mode(), pytest.raises(ModelError, match="inference_mode"):
         evaluate(net(), x, y, THREAT, attacks=["fgsm"])
+
+
+def test_a_numpy_seed_is_recorded_as_a_number() -> None:
+    import numpy as np
+
+    x, y = data(9)
+    result = evaluate(net(), x, y, THREAT, attacks=["pgd-2"], seed=np.int64(3))  # type: ignore[arg-type]
+    assert Result.from_json(result.to_json()).provenance["seed"] == 3

@@ -8,43 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from objective_cases import ROWS, batch, views
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.rng import Seed
-from flatrock.core.types import Objective, View, Views
+from flatrock.core.types import Objective
 from flatrock.objectives.alp import ALP
 from flatrock.objectives.at import AT
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.objectives.mart import MART
 from flatrock.objectives.terms import cross_entropy, kl_per_sample
 from flatrock.objectives.trades import TRADES
-
-ROWS: list[tuple[str, dict[str, Any]]] = [
-    ("standard", {}),
-    ("at", {}),
-    ("trades", {"beta": 6.0}),
-    ("trades", {"beta": 1.5}),
-    ("mart", {"beta": 5.0}),
-    ("mart", {"beta": 6.0, "form": "code"}),
-    ("alp", {"weight": 0.5}),
-    ("alp", {"weight": 2.0, "pair": "probabilities"}),
-]
-
-
-def views(clean: Tensor | None, adv: Tensor | None) -> Views:
-    def one(logits: Tensor | None) -> View | None:
-        return None if logits is None else View(features=logits, logits=logits)
-
-    return Views(clean=one(clean), adv=one(adv))
-
-
-def batch(n: int = 40, classes: int = 5, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
-    gen = Seed(0).child("batch").generator()
-    clean = scale * torch.randn(n, classes, generator=gen, dtype=torch.float64)
-    adv = clean + scale * torch.randn(n, classes, generator=gen, dtype=torch.float64)
-    return clean, adv, torch.randint(classes, (n,), generator=gen)
-
 
 # Gradients
 

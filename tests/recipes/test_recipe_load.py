@@ -199,3 +199,8 @@ def test_a_fraction_hashes_the_same_in_a_file_and_on_the_command_line(tmp_path: 
     typed = load_recipe("digits_at", ["attack.step_size=1/255"])
     assert recipe_hash(in_file) == recipe_hash(typed)
     assert in_file.resolved()["attack"]["step_size"] == 1 / 255
+
+
+def test_a_recipe_is_named_not_passed() -> None:
+    with pytest.raises(ConfigError, match="named by text or a path, got dict"):
+        load_recipe({"data": {"name": "digits"}})  # type: ignore[arg-type]

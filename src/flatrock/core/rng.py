@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from flatrock.core.errors import ConfigError
 
 
 def _signed(value: int) -> int:
@@ -41,6 +44,12 @@ class Seed:
     """A node in the tree of seeds: `Seed(0).child("attack", 3)` is always the same 64-bit key."""
 
     key: int
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "key", operator.index(self.key))  # numpy's integers become Python's
+        except TypeError as error:
+            raise ConfigError(f"a seed is a whole number, got {self.key!r}") from error
 
     def child(self, *path: str | int) -> Seed:
         """The seed of a named purpose below this one."""

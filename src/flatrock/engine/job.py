@@ -16,8 +16,6 @@ from flatrock.core.types import Attack, Objective
 from flatrock.data.loader import TensorLoader
 from flatrock.engine.schedule import Schedule
 
-BN_MODES = ("eval", "train", "frozen")
-
 
 @dataclass(frozen=True)
 class ProbeOutcome:

@@ -58,7 +58,8 @@ def evaluate(
     where = _home(model) if device is None else pick_device(device)
     marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
-    exam = _Exam(model, x, y, threat, where, batch_size, Seed(seed).child("evaluate"))
+    root = Seed(seed)
+    exam = _Exam(model, x, y, threat, where, batch_size, root.child("evaluate"))
     with _placed(model, where), borrowed(model, where), full_precision(where):
         predictions, doubts = _predict(exam)
         flags, costs, no_answer = _try_all(exam, plan, predictions == y.cpu(), progress or Silent())
@@ -70,7 +71,7 @@ def evaluate(
         findings=tuple(findings + doubts + check_finite(no_answer)),
         costs=costs,
         marks=marks,
-        provenance={**birth_certificate(device=where, seed=seed, batch_size=batch_size), **(provenance or {})},
+        provenance={**birth_certificate(device=where, seed=root.key, batch_size=batch_size), **(provenance or {})},
     )
 
 

@@ -29,6 +29,8 @@ def recipe_names() -> list[str]:
 
 def load_recipe(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Recipe:
     """The recipe called `source` (a name of the library or a file), with overrides such as 'train.epochs=3'."""
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
     path = _find(source)
     raw = _merged(path, ())
     raw.setdefault("name", path.stem)

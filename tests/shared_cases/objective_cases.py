@@ -1,0 +1,36 @@
+"""Every objective with its variants, and random logits to try them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatrock.core.rng import Seed
+from flatrock.core.types import View, Views
+
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("standard", {}),
+    ("at", {}),
+    ("trades", {"beta": 6.0}),
+    ("trades", {"beta": 1.5}),
+    ("mart", {"beta": 5.0}),
+    ("mart", {"beta": 6.0, "form": "code"}),
+    ("alp", {"weight": 0.5}),
+    ("alp", {"weight": 2.0, "pair": "probabilities"}),
+]
+
+
+def views(clean: Tensor | None, adv: Tensor | None) -> Views:
+    def one(logits: Tensor | None) -> View | None:
+        return None if logits is None else View(features=logits, logits=logits)
+
+    return Views(clean=one(clean), adv=one(adv))
+
+
+def batch(n: int = 40, classes: int = 5, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
+    gen = Seed(0).child("batch").generator()
+    clean = scale * torch.randn(n, classes, generator=gen, dtype=torch.float64)
+    adv = clean + scale * torch.randn(n, classes, generator=gen, dtype=torch.float64)
+    return clean, adv, torch.randint(classes, (n,), generator=gen)
