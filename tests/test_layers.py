@@ -17,6 +17,8 @@ LEVEL = {
     "core": 0,
     "attacks": 1,
     "objectives": 1,
+    "flatness": 1,
+    "optimizers": 1,
     "models": 1,
     "data": 1,
     "engine": 2,

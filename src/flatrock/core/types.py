@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -33,12 +34,32 @@ class Views:
     adv: View | None
 
 
+# Terms of a loss that look at labels. A method that puts soft labels beside the hard ones takes their weight from these.
+LABEL_TERMS = ("ce", "ce_adv", "boost")
+
+
 @dataclass(frozen=True)
 class Parts:
-    """A training loss and the named terms it was summed from (the terms carry no gradient weight of their own)."""
+    """A training loss as named terms, batch means without their weights: total = sum_k weights[k] * terms[k].
 
-    total: Tensor
-    terms: dict[str, Tensor]
+    The names are one vocabulary: `ce` and `ce_adv` (cross-entropy on clean and adversarial inputs), `boost` (MART's
+    margin), `kl` and `wkl` (KL(s || t), weighted by 1 - s_y), `pair_logits` and `pair_probabilities` (ALP).
+    """
+
+    terms: Mapping[str, Tensor]
+    weights: Mapping[str, float]
+
+    @cached_property
+    def total(self) -> Tensor:
+        """The weighted sum; a term of weight 0 is left out, so that it costs and spoils nothing."""
+        summed: Tensor | None = None
+        for name, term in self.terms.items():
+            weight = self.weights[name]
+            if weight != 0:
+                share = term if weight == 1 else weight * term
+                summed = share if summed is None else summed + share
+        # Weights that are all zero still make a loss that can be differentiated.
+        return next(iter(self.terms.values())) * 0 if summed is None else summed
 
 
 class Attack(Protocol):
@@ -55,6 +76,26 @@ class Attack(Protocol):
 
     def passes(self, classes: int) -> int:
         """Forward passes of the network it makes per batch, at most."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Adversarial inputs of one batch and the weight their loss has in training."""
+
+    x_adv: Tensor
+    weight: float = 1.0
+
+
+@runtime_checkable
+class PathAttack(Attack, Protocol):
+    """An attack whose intermediate inputs are trained on too (ATENT)."""
+
+    def path(self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen) -> tuple[Point, ...]:
+        """Every input on the way whose loss counts, the last one last."""
+
+    @property
+    def points(self) -> int:
+        """How many inputs `path` returns."""
 
 
 class Objective(Protocol):

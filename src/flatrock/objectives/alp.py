@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.types import Parts, Views
-from flatrock.objectives.options import choose, weight
+from flatrock.core.options import choose, weight
 from flatrock.objectives.terms import cross_entropy, need
 
 
@@ -44,4 +44,5 @@ class ALP:
         if self.stop_clean:
             clean = clean.detach()
         pairing = (clean - adv).square().sum(1).mean()
-        return Parts(ce + self.weight * pairing, {"ce": ce, "pairing": pairing})
+        name = f"pair_{self.pair}"
+        return Parts({"ce_adv": ce, name: pairing}, {"ce_adv": 1.0, name: self.weight})

@@ -21,5 +21,4 @@ class AT:
 
     def loss(self, views: Views, y: Tensor) -> Parts:
         """Cross-entropy on adversarial inputs."""
-        ce = cross_entropy(need(views.adv).logits, y)
-        return Parts(ce, {"ce": ce})
+        return Parts({"ce_adv": cross_entropy(need(views.adv).logits, y)}, {"ce_adv": 1.0})

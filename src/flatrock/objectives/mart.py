@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flatrock.core.types import Parts, Views
-from flatrock.objectives.options import choose, weight
+from flatrock.core.options import choose, weight
 from flatrock.objectives.terms import kl_per_sample, need
 
 
 @dataclass(frozen=True, kw_only=True)
 class MART:
-    """BCE(x') + beta * KL(s || t) * (1 - s_y), x' from PGD on cross-entropy.
+    """CE(z(x'), y) - log(1 - t_kappa) + beta * KL(s || t) * (1 - s_y), x' from PGD on cross-entropy.
 
-    BCE = CE(z(x'), y) - log(1 - t_kappa), kappa the most probable wrong class at x'. Nothing is detached but the
+    The first two are its boosted cross-entropy, kappa the most probable wrong class at x'. Nothing is detached but the
     index kappa. `form: paper` evaluates the logarithm stably in log space; `form: code` uses the official
     constants 1.0001, 1.0000001 and 1e-12.
     """
@@ -38,25 +38,23 @@ class MART:
         clean, adv = need(views.clean).logits, need(views.adv).logits
         own = F.one_hot(y, adv.shape[1]).bool()
         kappa = adv.masked_fill(own, -torch.inf).argmax(1)
-        if self.form == "code":
-            bce, wkl = _code_form(clean, adv, y, kappa)
-        else:
-            bce, wkl = _log_space_form(clean, adv, y, kappa)
-        return Parts(bce + self.beta * wkl, {"bce": bce, "wkl": wkl})
+        form = _code_form if self.form == "code" else _log_space_form
+        boost, wkl = form(clean, adv, y, kappa)
+        terms = {"ce_adv": F.cross_entropy(adv, y), "boost": boost.mean(), "wkl": wkl.mean()}
+        return Parts(terms, {"ce_adv": 1.0, "boost": 1.0, "wkl": self.beta})
 
 
 def _log_space_form(clean: Tensor, adv: Tensor, y: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
     others = adv.masked_fill(F.one_hot(kappa, adv.shape[1]).bool(), -torch.inf)
     log_rest = torch.logsumexp(others, 1) - torch.logsumexp(adv, 1)  # log(1 - t_kappa)
-    bce = (F.cross_entropy(adv, y, reduction="none") - log_rest).mean()
     confidence = F.softmax(clean, 1).gather(1, y[:, None]).squeeze(1)
-    return bce, (kl_per_sample(clean, adv) * (1 - confidence)).mean()
+    return -log_rest, kl_per_sample(clean, adv) * (1 - confidence)
 
 
 def _code_form(clean: Tensor, adv: Tensor, y: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
     s, t = F.softmax(clean, 1), F.softmax(adv, 1)
     t_kappa = t.gather(1, kappa[:, None]).squeeze(1)
-    bce = (F.cross_entropy(adv, y, reduction="none") - torch.log(1.0001 - t_kappa + 1e-12)).mean()
+    boost = -torch.log(1.0001 - t_kappa + 1e-12)
     kl = (s * (F.log_softmax(clean, 1) - torch.log(t + 1e-12))).sum(1)  # log s from logits: finite where s is 0
     confidence = s.gather(1, y[:, None]).squeeze(1)
-    return bce, (kl * (1.0000001 - confidence)).mean()
+    return boost, kl * (1.0000001 - confidence)

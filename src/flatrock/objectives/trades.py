@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from flatrock.core.types import Parts, Views
-from flatrock.objectives.options import choose, weight
+from flatrock.core.options import choose, weight
 from flatrock.objectives.terms import cross_entropy, kl_per_sample, need
 
 # The official code passes x twice in train mode (once for CE, once for KL): same values, one more BatchNorm tick.
@@ -39,6 +39,5 @@ class TRADES:
     def loss(self, views: Views, y: Tensor) -> Parts:
         """The TRADES loss; unlabeled samples (y = -1) take part in the KL only."""
         clean, adv = need(views.clean).logits, need(views.adv).logits
-        ce = cross_entropy(clean, y)
-        kl = kl_per_sample(clean, adv).mean()
-        return Parts(ce + self.beta * kl, {"ce": ce, "kl": kl})
+        terms = {"ce": cross_entropy(clean, y), "kl": kl_per_sample(clean, adv).mean()}
+        return Parts(terms, {"ce": 1.0, "kl": self.beta})

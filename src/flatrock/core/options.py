@@ -1,4 +1,4 @@
-"""Checks shared by the options of objectives."""
+"""Checks shared by the options of objectives, flatness methods and optimizers."""
 
 from __future__ import annotations
 

@@ -1,0 +1,116 @@
+"""Where a flatness method may act in a training step: four hooks, and the values that pass through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from flatrock.core.rng import Seed
+from flatrock.core.types import Parts, Point, Views
+
+# What is added to parameters, by name; empty = the weights stay where they are.
+Shift = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a step happens. Random numbers of a method come from `seed.child(<method>, step)`."""
+
+    epoch: int  # counted from 1
+    step: int  # since training began, counted from 0
+    share: float  # of training done: 0 at the first step, 1 at the last
+    seed: Seed
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Before the loss: the batch, its adversarial inputs, and what a method may ask the engine for.
+
+    `gradients(shift, points)` is the gradient of the objective (without penalties) w.r.t. every parameter at w + shift,
+    in train mode with BatchNorm statistics given back: one forward-backward of the objective. `craft(shift)` attacks
+    w + shift anew.
+    """
+
+    model: nn.Module
+    moment: Moment
+    points: tuple[Point, ...]
+    gradients: Callable[[Shift, tuple[Point, ...]], dict[str, Tensor]]
+    craft: Callable[[Shift], tuple[Point, ...]]
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """Weights the loss sees: w + shift, and the adversarial inputs that belong to them.
+
+    `step_inside`: the optimizer steps (decay and momentum included) at w + shift, and the change is carried over to w;
+    otherwise w is put back first and only the gradient comes from w + shift.
+    """
+
+    shift: Shift
+    points: tuple[Point, ...]
+    step_inside: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """In the loss: one batch after its network passes."""
+
+    model: nn.Module
+    x: Tensor
+    x_adv: Tensor
+    y: Tensor  # class indices (-1 = unlabeled) or rows of class probabilities
+    views: Views
+    parts: Parts  # the objective alone
+    moment: Moment
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """Terms to add to the loss; `label_factor` multiplies the objective's LABEL_TERMS."""
+
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    label_factor: float = 1.0
+
+
+class Flatness:
+    """A flatness method: every hook does nothing unless overridden, and nothing is what a zero strength must give."""
+
+    # Network passes ('clean', 'adv') it looks at; the engine adds those the objective does not make.
+    needs: ClassVar[tuple[str, ...]] = ()
+    # Whether it moves the weights the loss sees, and whether it keeps an average: one of each per recipe.
+    moves_weights: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+
+    def before_attack(self, model: nn.Module, moment: Moment) -> Shift:
+        """What the attack sees is w + shift."""
+        return {}
+
+    def before_loss(self, scene: Scene) -> Nudge | None:
+        """What the loss sees; None leaves weights and inputs as they are."""
+        return None
+
+    def in_loss(self, look: Look) -> Penalty | None:
+        """What is added to the loss."""
+        return None
+
+    def after_step(self, model: nn.Module, moment: Moment) -> None:
+        """Called after the optimizer's step."""
+
+    def average(self) -> Mapping[str, Tensor]:
+        """Averaged parameters by name (only if `averages`); empty before there are any."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """What must survive a stop."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Inverse of state."""
+
+    def loss_passes(self, objective: int, epoch: int) -> int:
+        """Forward passes it adds to a step whose objective makes `objective` of them in training."""
+        return 0

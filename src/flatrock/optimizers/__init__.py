@@ -1,0 +1,1 @@
+"""Level 1: optimizers beyond SGD whose update is itself a flatness method."""
