@@ -22,6 +22,9 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("kl-pgd", {"steps": 6}),
     ("kl-pgd", {"steps": 4, "restarts": 2, "start": "uniform"}),
     ("mt", {"steps": 4}),
+    ("langevin", {"steps": 8}),
+    ("langevin", {"steps": 6, "project": "every", "start": "uniform", "noise": 0.05}),
+    ("langevin", {"steps": 6, "drift": "paper", "step_size": 0.02, "gamma": 0.5}),
 ]
 IDS = ["-".join([name, *map(str, options.values())]) for name, options in ROWS]
 

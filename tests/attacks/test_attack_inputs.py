@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flatrock.attacks.catalog import ATTACKS, attack, parse_attack
 from flatrock.attacks.craft import check_logits, first_logits_checked
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
+from flatrock.attacks.langevin import Langevin
 from flatrock.core.errors import ConfigError, FlatrockError, ModelError, ThreatError
 from flatrock.core.threat import L2, Linf
 from flatrock.evaluation.evaluate import evaluate
@@ -164,6 +165,7 @@ def test_check_logits_accepts_what_is_right() -> None:
         ("kl-pgd-10:noise=1e-2", GradientAttack(loss="kl", steps=10, noise=0.01)),
         ("fgsm", FastGradientSign()),
         ("mt-5", MultiTargeted(steps=5)),
+        ("langevin-20:step_size=0.003", Langevin(steps=20, step_size=0.003)),
     ],
 )
 def test_attacks_by_text(spec: str, expected: object) -> None:
@@ -181,7 +183,7 @@ def test_attacks_by_mapping() -> None:
     ("spec", "message"),
     [
         ("pdg-20", "unknown attack 'pdg'; known: .*did you mean 'pgd'"),
-        ("autoattack", "unknown attack 'autoattack'; known: cw, fgsm, kl-pgd, mt, pgd"),
+        ("autoattack", "unknown attack 'autoattack'; known: cw, fgsm, kl-pgd, langevin, mt, pgd"),
         ("", "unknown attack ''"),
         ("pgd-20:restart=5", "'restart'; known: .*did you mean 'restarts'"),
         ("pgd-20:restarts", "expected option=value after ':', got 'restarts'"),
@@ -201,6 +203,19 @@ def test_attacks_by_mapping() -> None:
         ("kl-pgd:start=zero", "zero gradient at the clean input"),
         ("mt:start=corner", "unknown start 'corner'"),
         ("mt:step_size=2", "step_size must lie in"),
+        ("langevin-0", "langevin steps must be a whole number >= 1, got 0"),
+        ("langevin:steps=1.5", "steps must be a whole number"),
+        ("langevin:step_size=2", "step_size must lie in"),
+        ("langevin:noise=-1", "langevin noise must be a number >= 0, got -1"),
+        ("langevin:noise=abc", "langevin noise must be a number >= 0, got 'abc'"),
+        ("langevin:gamma=-1", "langevin gamma must be a number >= 0, got -1"),
+        ("langevin:average=0", r"langevin average must lie in \(0, 1\], got 0"),
+        ("langevin:average=1.5", r"langevin average must lie in \(0, 1\], got 1.5"),
+        ("langevin:start=edge", "unknown langevin start 'edge'; known: corner, gaussian, uniform, zero"),
+        ("langevin:drift=raw", "unknown langevin drift 'raw'; known: code, paper"),
+        ("langevin:project=first", "unknown langevin project 'first'; known: every, last, never"),
+        ("langevin:project=never", "project 'never' leaves the ball, .*use 'last' or 'every'"),
+        ({"name": "langevin", "project": "never"}, "project 'never' leaves the ball"),
         ({"steps": 20}, "unknown attack ''"),
         ({"name": "pgd", "stepsize": 0.1}, "did you mean 'step_size'"),
         (20, "named by text such as 'pgd-20' or by a mapping"),

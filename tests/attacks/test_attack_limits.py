@@ -101,6 +101,9 @@ def test_zero_steps_return_the_start(name: str, conv_net: Make, images: Make, ri
         ("pgd", {"steps": 7, "restarts": 3}, 3 * (7 + 1)),
         ("kl-pgd", {"steps": 7, "restarts": 3}, 1 + 3 * (7 + 1)),
         ("mt", {"steps": 7}, 1 + 3 * (7 + 1)),
+        ("langevin", {"steps": 1}, 1),
+        ("langevin", {"steps": 7}, 7),
+        ("langevin", {"steps": 7, "project": "every", "drift": "paper"}, 7),
     ],
 )
 def test_steps_equal_forward_passes(

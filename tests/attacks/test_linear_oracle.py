@@ -29,6 +29,8 @@ ATTACK_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("cw", {"steps": 10}),
     ("kl-pgd", {"steps": 10}),
     ("mt", {"steps": 5}),
+    ("langevin", {"steps": 10}),
+    ("langevin", {"steps": 10, "drift": "paper", "step_size": 0.05}),
 ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.craft import check_inputs, check_model, craft, first_logits_checked
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
+from flatrock.attacks.langevin import Langevin
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
 from flatrock.core.registry import Registry
@@ -25,10 +26,11 @@ ATTACKS.add("pgd", GradientAttack, "projected gradient ascent on cross-entropy (
 ATTACKS.add("cw", GradientAttack, "PGD on the Carlini-Wagner margin with kappa 50", cite="Carlini 2017", loss="cw")
 ATTACKS.add("kl-pgd", GradientAttack, "PGD on KL from the clean output (TRADES inner)", cite="Zhang 2019", loss="kl")
 ATTACKS.add("mt", MultiTargeted, "PGD on the margin to every other class in turn", cite="Gowal 2019")
+ATTACKS.add("langevin", Langevin, "a noisy walk up the cross-entropy (ATENT)", cite="Jagatap 2021")
 
 
 def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
-    """A label and the configured attack it names.
+    """A label and the configured attack it names, for evaluation: one that stays in its ball.
 
     `pgd-20` is pgd with 20 steps; `pgd-20:restarts=5:step_size=2/255` adds options; a mapping
     {name: pgd, steps: 20} says the same.
@@ -36,7 +38,7 @@ def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
     if isinstance(spec, Mapping):
         options = {k: scalar(v) if isinstance(v, str) else v for k, v in spec.items() if k not in ("name", "label")}
         name = str(spec.get("name", ""))
-        return str(spec.get("label", _label(name, options))), ATTACKS.make(name, **options)
+        return str(spec.get("label", _label(name, options))), _bounded(name, options)
     if not isinstance(spec, str):
         raise ConfigError(f"an attack is named by text such as 'pgd-20' or by a mapping with 'name', got {spec!r}")
     head, *pairs = spec.split(":")
@@ -50,7 +52,17 @@ def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
         if "steps" in options:
             raise ConfigError(f"attack {spec!r} gives the number of steps twice; keep one")
         head, options["steps"] = match[1], int(match[2])
-    return spec, ATTACKS.make(head, **options)
+    return spec, _bounded(head, options)
+
+
+def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
+    """The configured attack, if it keeps to its ball: a number measured outside it is no robustness."""
+    made = ATTACKS.make(name, **options)
+    if isinstance(made, Langevin) and not made.bounded:
+        raise ConfigError(
+            f"attack {name!r}: project {made.project!r} leaves the ball, which only training may; use 'last' or 'every'"
+        )
+    return made
 
 
 def _label(name: str, options: Mapping[str, Any]) -> str:
@@ -60,12 +72,14 @@ def _label(name: str, options: Mapping[str, Any]) -> str:
 
 
 def describe(attack: Attack, threat: Threat) -> dict[str, Any]:
-    """Every option of a configured attack, the step size that follows from the threat included."""
+    """Every option of a configured attack, those that follow from the threat included."""
     options: dict[str, Any] = {}
     if dataclasses.is_dataclass(attack) and not isinstance(attack, type):
         options = dataclasses.asdict(attack)
     if "step_size" in options and options["step_size"] is None:
         options["step_size"] = threat.default_step
+    if isinstance(attack, Langevin):
+        options["gamma"] = attack.pull(threat)
     return {"kind": type(attack).__name__, **options}
 
 
@@ -76,7 +90,7 @@ def attack(
 
     Random numbers belong to the position of a sample in x; give the same x in one piece to reproduce them.
     """
-    chosen = ATTACKS.make(name, **options)
+    chosen = _bounded(name, options)
     check_inputs(x, y, threat)
     if x.shape[0] == 0:
         return x.clone()
