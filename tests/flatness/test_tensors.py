@@ -1,0 +1,154 @@
+"""Which parameters are chosen, and the noise put on them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.errors import ConfigError, ModelError
+from flatrock.core.rng import Seed
+from flatrock.flatness.tensors import TENSORS, chosen, noise
+from flatrock.models.catalog import create_model
+
+
+class Odd(nn.Module):
+    """One of each: convolutions, norms, an embedding, a free matrix, attention, a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3)
+        self.conv_norm = nn.BatchNorm2d(3)  # its name says conv, but it is none
+        self.stem = nn.Conv2d(1, 3, 3)
+        self.up = nn.ConvTranspose1d(3, 3, 2)
+        self.norm = nn.LayerNorm([3, 2])  # two-dimensional, but no matrix of a layer
+        self.attention = nn.MultiheadAttention(3, 1)
+        self.position = nn.Parameter(torch.zeros(1, 3))
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.head = nn.Linear(3, 4)
+
+
+def test_choices() -> None:
+    model = Odd()
+    conv = ["stem.weight", "up.weight"]
+    weights = [*conv, "attention.out_proj.weight", "head.weight"]
+    extra = ["table.weight", "norm.weight", "norm.bias", "attention.in_proj_weight", "position"]
+    assert list(chosen(model, "conv")) == conv
+    assert list(chosen(model, "weights")) == weights
+    assert set(chosen(model, "matrices")) == {*weights, *extra}
+    assert list(chosen(model, "all")) == [n for n, _ in model.named_parameters()]
+    assert list(TENSORS) == ["weights", "conv", "matrices", "all"]
+
+
+@pytest.mark.parametrize("which", TENSORS)
+def test_parameters_come_under_their_names(which: str) -> None:
+    model = create_model("digits_cnn")
+    found = chosen(model, which)
+    assert all(model.get_parameter(name) is p for name, p in found.items())
+
+
+def test_network_of_the_catalog() -> None:
+    model = create_model("preact_resnet18")
+    assert len(chosen(model, "conv")) == 20  # 17 of 3x3 and the three 1x1 shortcuts
+    assert chosen(model, "weights").keys() - chosen(model, "conv").keys() == {"head.weight"}
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = create_model("digits_cnn")
+    model.get_parameter("conv2.weight").requires_grad_(False)
+    for which in TENSORS:
+        assert "conv2.weight" not in chosen(model, which)
+        assert "conv1.weight" in chosen(model, which)
+
+
+def test_shared_parameters_are_listed_once_under_their_first_name() -> None:
+    model = Odd()
+    model.head.weight = model.table.weight  # tied as in language models; the first name is the embedding's
+    for which in ("weights", "matrices", "all"):
+        assert "table.weight" in chosen(model, which)
+        assert "head.weight" not in chosen(model, which)
+    twice = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    twice[1] = twice[0]
+    assert list(chosen(twice, "weights")) == ["0.weight"]
+
+
+def test_a_single_layer_is_a_model() -> None:
+    assert list(chosen(nn.Linear(2, 3), "weights")) == ["weight"]
+
+
+@pytest.mark.parametrize("which", TENSORS)
+def test_nothing_to_choose(which: str) -> None:
+    with pytest.raises(ModelError, match=rf"ReLU has no trainable parameter that '{which}' stands for.*matrices"):
+        chosen(nn.ReLU(), which)
+
+
+def test_no_convolution_is_an_error_that_names_the_model() -> None:
+    with pytest.raises(ModelError, match=r"MoonsMLP .*'conv'"):
+        chosen(create_model("moons_mlp"), "conv")
+    with pytest.raises(ModelError, match="MoonsMLP"):
+        noise(create_model("moons_mlp"), "conv", 0.1, Seed(0))
+
+
+def test_unknown_choice_lists_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"tensors 'weight'; known: all, conv, matrices, weights; .*'weights'"):
+        chosen(nn.Linear(2, 2), "weight")
+
+
+# Noise
+
+
+def flat(shift: object) -> Tensor:
+    assert isinstance(shift, dict)
+    return torch.cat([v.flatten() for v in shift.values()])
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 0.01, 3.0])
+def test_noise_is_gaussian_with_the_standard_deviation_asked_for(sigma: float) -> None:
+    model = nn.Sequential(nn.Linear(200, 300), nn.Linear(300, 200))
+    z = flat(noise(model, "weights", sigma, Seed(1))).double() / sigma
+    n = len(z)
+    assert n == 120_000
+    # Five standard errors of the mean, variance, skewness and fourth moment of n normal numbers.
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(float(z.pow(power).mean()) - moment) < 5 * (variance / n) ** 0.5
+
+
+def test_noise_of_two_tensors_is_independent() -> None:
+    model = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200))
+    a, b = noise(model, "weights", 1.0, Seed(1)).values()
+    assert abs(float((a * b).mean())) < 5 / 200
+
+
+def test_noise_fits_its_parameters() -> None:
+    model = create_model("digits_cnn").double()
+    model.get_parameter("conv1.weight").data = model.get_parameter("conv1.weight").data.float()
+    shift = noise(model, "conv", 0.1, Seed(0))
+    assert list(shift) == ["conv1.weight", "conv2.weight", "conv3.weight"]
+    for name, delta in shift.items():
+        p = model.get_parameter(name)
+        assert (delta.shape, delta.dtype, delta.device) == (p.shape, p.dtype, p.device)
+        assert not delta.requires_grad
+
+
+def test_noise_depends_on_seed_and_name_only() -> None:
+    model, other = create_model("digits_cnn", seed=0), create_model("digits_cnn", seed=1)
+    first = noise(model, "weights", 0.1, Seed(5))
+    assert torch.equal(flat(first), flat(noise(other, "weights", 0.1, Seed(5))))
+    assert not torch.equal(flat(first), flat(noise(model, "weights", 0.1, Seed(6))))
+    conv = noise(model, "conv", 0.1, Seed(5))
+    assert all(torch.equal(first[name], conv[name]) for name in conv)
+    scalar = noise(Odd(), "all", 0.1, Seed(5))["scale"]
+    assert scalar.shape == ()
+
+
+def test_noise_leaves_the_model_and_the_global_random_state_alone() -> None:
+    model = create_model("digits_cnn")
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    noise(model, "all", 0.1, Seed(0))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_no_noise_moves_nothing() -> None:
+    assert noise(nn.ReLU(), "weights", 0.0, Seed(0)) == {}
