@@ -29,8 +29,11 @@ def train(recipe: str | Path, **overrides: Any) -> Run:
     return train_recipe(recipe, **overrides)
 
 
-def load(source: str | Path | Run, *, which: str = "best", device: str = "cpu") -> Classifier:
-    """The trained model of a run folder (best epoch, or `which="last"`) or of a checkpoint file, in eval mode."""
+def load(source: str | Path | Run, *, which: str = "auto", device: str = "cpu") -> Classifier:
+    """The trained model of a run folder or of a checkpoint file, in eval mode.
+
+    `which` is best, last, average-best or average-last; auto = the best epoch, averaged if the recipe averages.
+    """
     from flatrock.recipes.restore import load as restore
 
     return restore(source, which=which, device=device)

@@ -139,7 +139,10 @@ def test_a_status_nobody_writes_is_damage(run: Path, status: str | None) -> None
 
 
 def test_unknown_which(run: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown checkpoint 'bets'; known: best, last; did you mean 'best'"):
+    with pytest.raises(
+        ConfigError,
+        match="unknown checkpoint 'bets'; known: auto, average-best, average-last, best, last; did you mean 'best'",
+    ):
         load_model(run, which="bets")
 
 

@@ -14,7 +14,8 @@ from flatrock.core.rng import Seed
 from flatrock.data.augment import mixup
 from flatrock.data.loader import Batch
 from flatrock.engine.job import Job
-from flatrock.engine.step import decayed, train_step
+from flatrock.engine.loss import decayed
+from flatrock.engine.step import train_step
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
 
@@ -161,12 +162,12 @@ def test_penalties_are_the_formulas(tmp_path: Path) -> None:
     batch = batches(job)[0]
     w = weights(job)
     matrices = [k for k in w if k.endswith("weight")]
-    parts = train_step(job, batch, step=0, guard=True).parts
-    alone = train_step(bare, batch, step=0, guard=True).parts
-    assert parts.terms["l1"].item() == pytest.approx(l1 * sum(np.abs(w[k]).sum() for k in matrices), rel=1e-12)
-    assert parts.terms["l2"].item() == pytest.approx(l2 / 2 * sum((w[k] ** 2).sum() for k in matrices), rel=1e-12)
-    assert set(alone.terms) == {"ce"}
-    assert parts.total.item() == pytest.approx(sum(v.item() for v in parts.terms.values()), rel=1e-12)
+    got = {k: v.item() for k, v in train_step(job, batch, step=0, guard=True).losses.items()}
+    alone = train_step(bare, batch, step=0, guard=True).losses
+    assert got["l1"] == pytest.approx(sum(np.abs(w[k]).sum() for k in matrices), rel=1e-12)
+    assert got["l2"] == pytest.approx(sum((w[k] ** 2).sum() for k in matrices) / 2, rel=1e-12)
+    assert set(alone) == {"total", "ce_adv"}
+    assert got["total"] == pytest.approx(got["ce_adv"] + l1 * got["l1"] + l2 * got["l2"], rel=1e-12)
     for name, got in weights(job).items():
         extra = l1 * np.sign(w[name]) + l2 * w[name] if name in matrices else 0.0
         np.testing.assert_allclose(got, weights(bare)[name] - 0.3 * extra, rtol=0, atol=1e-12, err_msg=name)
@@ -218,6 +219,8 @@ def test_attack_numbers_belong_to_seed_step_and_sample(tmp_path: Path) -> None:
     seen = []
 
     class Spy:
+        bounded = True
+
         def __call__(self, model: object, x: torch.Tensor, y: object, threat: object, gen: Any, **_: Any) -> Any:
             seen.append(gen.uniform(x))
             return x

@@ -130,5 +130,5 @@ def test_two_steps_on_real_cifar10(name: str, run_folder: Path) -> None:
     job = build_job(load_recipe(name, tiny), folder=run_folder, data_folder=Path(folder))
     for step, batch in enumerate(job.loader.epoch(0)):
         assert batch.x.shape == (8, 3, 32, 32)
-        assert torch.isfinite(train_step(job, batch, step=step, guard=True).parts.total)
+        assert torch.isfinite(train_step(job, batch, step=step, guard=True).losses["total"])
     assert step == 1

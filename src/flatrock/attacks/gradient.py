@@ -32,6 +32,7 @@ class GradientAttack:
     start: str | None = None
     noise: float = 1e-3
     restarts: int = 1
+    bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         faults = []
@@ -108,6 +109,7 @@ class FastGradientSign:
     """x + eps * ascent(grad CE): one step of size eps from x itself."""
 
     mixed_labels: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
@@ -129,6 +131,7 @@ class MultiTargeted:
     step_size: float | None = None
     start: str = "uniform"
     mixed_labels: ClassVar[bool] = False
+    bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         GradientAttack(steps=self.steps, step_size=self.step_size, start=self.start)

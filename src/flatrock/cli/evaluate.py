@@ -16,7 +16,9 @@ from flatrock.reports.table import comparison
 def run(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file")],
     attacks: Annotated[str | None, typer.Option(help="comma-separated, e.g. fgsm,pgd-20,cw-20:restarts=5")] = None,
-    which: Annotated[str, typer.Option(help="best or last checkpoint of a run folder")] = "best",
+    which: Annotated[
+        str, typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept")
+    ] = "auto",
     limit: Annotated[int | None, typer.Option(min=1, help="only so many test samples")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1)] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,

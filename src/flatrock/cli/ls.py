@@ -13,8 +13,10 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.registry import Registry, unknown
 from flatrock.data.catalog import DATA
 from flatrock.engine.schedule import SCHEDULES
+from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import MODELS
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.optimizers.catalog import OPTIMIZERS
 from flatrock.recipes.load import load_recipe, recipe_names
 
 
@@ -32,16 +34,21 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "data": lambda: _rows(DATA),
     "attacks": lambda: _rows(ATTACKS),
     "objectives": lambda: _rows(OBJECTIVES),
+    "flatness": lambda: _rows(FLATNESS),
+    "optimizers": lambda: _rows(OPTIMIZERS),
     "schedules": lambda: _rows(SCHEDULES),
 }
 
 
 def run(
     kind: Annotated[
-        str, typer.Argument(help="recipes, models, data, attacks, objectives, schedules; all if left out")
+        str,
+        typer.Argument(
+            help="recipes, models, data, attacks, objectives, flatness, optimizers, schedules; all if left out"
+        ),
     ] = "",
 ) -> None:
-    """List recipes, models, data sets, attacks, objectives and schedules."""
+    """List recipes, models, data sets, attacks, objectives, flatness methods, optimizers and schedules."""
     with friendly():
         if kind and kind not in KINDS:
             raise ConfigError(unknown("kind", kind, KINDS))

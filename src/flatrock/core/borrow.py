@@ -58,8 +58,15 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def nudged(model: nn.Module, shift: Mapping[str, Tensor]) -> Iterator[None]:
-    """Add `shift` to the named parameters inside; afterwards the old values are copied back bit by bit."""
+def nudged(model: nn.Module, shift: Mapping[str, Tensor], *, keep_change: bool = False) -> Iterator[None]:
+    """Add `shift` to the named parameters inside; afterwards the old values are copied back bit by bit.
+
+    With keep_change, what happened to the weights inside is carried over to the old values,
+    w <- w + (w_inside - (w + shift)): exactly w if nothing happened, and w itself after an error.
+    """
+    if not shift:
+        yield
+        return
     parameters = dict(model.named_parameters())
     saved = {name: parameters[name].detach().clone() for name in shift}
     try:
@@ -67,6 +74,9 @@ def nudged(model: nn.Module, shift: Mapping[str, Tensor]) -> Iterator[None]:
             for name, delta in shift.items():
                 parameters[name].add_(delta)
         yield
+        if keep_change:
+            with torch.no_grad():
+                saved = {n: w + (parameters[n] - (w + shift[n])) for n, w in saved.items()}
     finally:
         with torch.no_grad():
             for name, value in saved.items():

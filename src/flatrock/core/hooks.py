@@ -81,6 +81,8 @@ class Flatness:
 
     # Network passes ('clean', 'adv') it looks at; the engine adds those the objective does not make.
     needs: ClassVar[tuple[str, ...]] = ()
+    # Whether it is nothing without adversarial inputs.
+    needs_attack: ClassVar[bool] = False
     # Whether it moves the weights the loss sees, and whether it keeps an average: one of each per recipe.
     moves_weights: ClassVar[bool] = False
     averages: ClassVar[bool] = False
@@ -111,6 +113,14 @@ class Flatness:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Inverse of state."""
 
-    def loss_passes(self, objective: int, epoch: int) -> int:
-        """Forward passes it adds to a step whose objective makes `objective` of them in training."""
+    @property
+    def bn_batches(self) -> int:
+        """Training batches from which the average's BatchNorm statistics are re-estimated; 0 = the live ones."""
+        return 0
+
+    def check(self, model: nn.Module) -> None:
+        """Raise ConfigError or ModelError if the method cannot work on this network (its weights may be absent)."""
+
+    def passes(self, objective: int, attack: int) -> int:
+        """Forward passes it adds to a step whose objective and attack make this many."""
         return 0

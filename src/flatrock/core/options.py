@@ -16,6 +16,12 @@ def weight(owner: str, name: str, value: float) -> None:
         raise ConfigError(f"{owner} {name} must be a number >= 0, got {value!r}")
 
 
+def count(owner: str, name: str, value: int, *, least: int) -> None:
+    """A number of times is a whole number."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{owner} {name} must be a whole number >= {least}, got {value!r}")
+
+
 def choose(owner: str, name: str, value: str, choices: Iterable[str]) -> None:
     """A named variant is one of the choices."""
     known = list(choices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,10 @@ class EpochRecord:
     seconds: float
     images_per_second: float
     collapsed: bool = False
+    # The same for averaged weights, where a flatness method keeps them.
+    average_clean: float | None = None
+    average_robust: float | None = None
+    average_best_epoch: int | None = None
 
     @property
     def gap(self) -> float | None:
@@ -170,5 +174,15 @@ class Run:
     @property
     def best(self) -> EpochRecord | None:
         """The best epoch on the selection data; None if every epoch so far predicted a single class."""
-        wanted = self.records[-1].best_epoch if self.records else None
-        return next((r for r in self.records if r.epoch == wanted), None)
+        return best_record(self.records, "best_epoch")
+
+    @property
+    def best_average(self) -> EpochRecord | None:
+        """The epoch whose averaged weights were best; None if none were kept, or all predicted a single class."""
+        return best_record(self.records, "average_best_epoch")
+
+
+def best_record(records: Sequence[EpochRecord], key: str) -> EpochRecord | None:
+    """The record of the epoch that the last record names as best under `key`."""
+    wanted = getattr(records[-1], key) if records else None
+    return next((r for r in records if r.epoch == wanted), None)

@@ -34,7 +34,7 @@ class Views:
     adv: View | None
 
 
-# Terms of a loss that look at labels. A method that puts soft labels beside the hard ones takes their weight from these.
+# Terms of a loss that look at labels: a method that puts soft labels beside them takes their weight from these.
 LABEL_TERMS = ("ce", "ce_adv", "boost")
 
 
@@ -73,6 +73,10 @@ class Attack(Protocol):
     @property
     def mixed_labels(self) -> bool:
         """Whether y may hold rows of class probabilities."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether what it returns lies in the ball; only such an attack may be evaluated with."""
 
     def passes(self, classes: int) -> int:
         """Forward passes of the network it makes per batch, at most."""

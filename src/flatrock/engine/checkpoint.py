@@ -64,7 +64,7 @@ def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dic
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers under 'model/'."""
+    """Parameters and buffers under 'model/'; they are the live ones until saved."""
     return {f"model/{k}": v for k, v in model.state_dict().items()}
 
 

@@ -42,6 +42,8 @@ class EventLog:
             "accuracy/clean": record.clean,
             "accuracy/robust": record.robust,
             "accuracy/robust_gap": record.gap,
+            "accuracy/average_clean": record.average_clean,
+            "accuracy/average_robust": record.average_robust,
             "speed/images_per_second": record.images_per_second,
         }
         try:

@@ -4,6 +4,7 @@ recipe.yaml       the resolved recipe            state.safetensors  everything n
 run.json          provenance and status          best.safetensors   weights of the best epoch on the selection data
 metrics.jsonl     one sealed record per epoch    last.safetensors   weights after the last finished epoch
 tensorboard/      the same figures as events     epoch-0100.safetensors  weights the recipe's `keep` asked for
+                                                 average-best, average-last  the same of averaged weights, if kept
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ STATUSES = ("running", "finished", "truncated", "failed")
 # Exactly the names a run writes; anything else in the folder is the user's and is never touched.
 OWN_FILE = re.compile(
     r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|curves\.png"
-    r"|(state(\.older)?|best|last|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
-    r"|result-(best|last|state|epoch-\d{4,})(-[\w.=+-]+)?\.json|\.lock)(\.part)?"
+    r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
+    r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.json|\.lock)(\.part)?"
 )
 
 
@@ -48,6 +49,8 @@ class RunFolder:
         self.damaged_state = path / "state.safetensors.damaged"
         self.best = path / "best.safetensors"
         self.last = path / "last.safetensors"
+        self.average_best = path / "average-best.safetensors"
+        self.average_last = path / "average-last.safetensors"
         self.lock = path / ".lock"
         self.tensorboard = path / "tensorboard"
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatrock.core.hooks import Flatness, Moment
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack, Objective
@@ -59,6 +60,7 @@ class Job:
     device: torch.device
     model: nn.Module
     objective: Objective
+    flatness: Mapping[str, Flatness]
     threat: Threat
     attack: Attack | None
     bn_mode: str
@@ -78,3 +80,19 @@ class Job:
     save_seconds: float
     tensorboard: bool
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def moment(self, step: int) -> Moment:
+        """When the step with this number, counted from 0, happens."""
+        last = max(self.epochs * len(self.loader) - 1, 1)
+        return Moment(epoch=step // len(self.loader) + 1, step=step, share=step / last, seed=self.seed)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The network passes of one loss: the objective's, then those only a flatness method looks at."""
+        wanted = [name for method in self.flatness.values() for name in method.needs]
+        return (*self.objective.passes, *(n for n in dict.fromkeys(wanted) if n not in self.objective.passes))
+
+    @property
+    def averaging(self) -> Flatness | None:
+        """The method that keeps averaged weights, if there is one."""
+        return next((m for m in self.flatness.values() if m.averages), None)

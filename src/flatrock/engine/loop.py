@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatError, TrainingError
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.records import EpochRecord, Run
+from flatrock.core.records import EpochRecord, Run, best_record
 from flatrock.core.rng import kept_global_rng, seed_layers
+from flatrock.engine.average import averaged
 from flatrock.engine.checkpoint import model_tensors, save
 from flatrock.engine.events import EventLog
 from flatrock.engine.folder import RunFolder
@@ -73,18 +75,25 @@ def _spent(job: Job, state: TrainState) -> bool:
 def _fresh(job: Job, folder: RunFolder) -> TrainState:
     folder.clear()
     state = TrainState()
-    certificate = {"name": job.name, "recipe_hash": job.recipe_hash, "provenance": dict(job.provenance)}
-    folder.write_info(status="running", reason="", **certificate)
+    folder.write_info(status="running", reason="", **_certificate(job), provenance=dict(job.provenance))
     save_state(job, folder, state)
     return state
+
+
+def _certificate(job: Job) -> dict[str, Any]:
+    return {"name": job.name, "recipe_hash": job.recipe_hash, "averages": job.averaging is not None}
 
 
 def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
     state = restore_state(job, folder, progress)
     if state.history and state.step_in_epoch == 0:
-        save(folder.last, model_tensors(job.model), _weights_meta(job, "last", state.history[-1]))
+        record = state.history[-1]
+        save(folder.last, model_tensors(job.model), _weights_meta(job, "last", record))
+        if job.averaging is not None:
+            with averaged(job, job.averaging, step=record.step - 1) as model:
+                save(folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record))
     resumed = [*folder.resumptions(), dict(job.provenance)]
-    folder.write_info(status="running", reason="", name=job.name, recipe_hash=job.recipe_hash, resumed=resumed)
+    folder.write_info(status="running", reason="", **_certificate(job), resumed=resumed)
     return state
 
 
@@ -137,27 +146,52 @@ def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog)
     check_finite(model_tensors(job.model))
     epoch = state.epoch + 1
     final = epoch == job.epochs or _spent(job, state)
-    record = _record(job, state, job.probe(job.model) if final or epoch % job.probe_every == 0 else None)
+    outcome = job.probe(job.model) if final or epoch % job.probe_every == 0 else None
+    record = _record(job, state, outcome)
+    if job.averaging is not None:
+        record = _end_average(job, folder, state, record)
     state.history.append(record)
     state.epoch, state.step_in_epoch, state.seconds, state.watch = epoch, 0, 0.0, Watch()
     _store(job, folder, state, record)
     events.write(record)
 
 
-def _better(job: Job, new: ProbeOutcome, best: EpochRecord | None) -> bool:
-    """Whether these weights beat the best so far; a one-class model never does (it is wrong, yet not attackable)."""
+def _end_average(job: Job, folder: RunFolder, state: TrainState, record: EpochRecord) -> EpochRecord:
+    """Probe and store the averaged weights of an epoch; the record tells how they did."""
+    assert job.averaging is not None
+    best = best_record(state.history, "average_best_epoch")
+    with averaged(job, job.averaging, step=record.step - 1) as model:
+        tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+        outcome = None if record.robust is None else job.probe(model)
+    check_finite(tensors)
+    beaten = None if best is None else (best.average_clean, best.average_robust)
+    improved = outcome is not None and _better(job, outcome, beaten)
+    record = replace(
+        record,
+        average_clean=outcome.clean if outcome else None,
+        average_robust=outcome.robust if outcome else None,
+        average_best_epoch=record.epoch if improved else (best.epoch if best else None),
+    )
+    if improved:
+        save(folder.average_best, tensors, _weights_meta(job, "average-best", record))
+    save(folder.average_last, tensors, _weights_meta(job, "average-last", record))
+    return record
+
+
+def _better(job: Job, new: ProbeOutcome, best: tuple[float | None, float | None] | None) -> bool:
+    """Whether these weights beat the best (clean, robust) so far; a one-class model never does: it is wrong, yet not
+    attackable."""
     if new.collapsed:
         return False
-    if best is None or best.clean is None or best.robust is None:
+    if best is None:
         return True
-    if job.select_metric == "clean":
-        return (new.clean, new.robust) > (best.clean, best.robust)
-    return (new.robust, new.clean) > (best.robust, best.clean)
+    by = (0, 1) if job.select_metric == "clean" else (1, 0)
+    return [(new.clean, new.robust)[i] for i in by] > [best[i] or 0.0 for i in by]
 
 
 def _record(job: Job, state: TrainState, outcome: ProbeOutcome | None) -> EpochRecord:
-    epoch, best = state.epoch + 1, state.best
-    improved = outcome is not None and _better(job, outcome, best)
+    epoch, best = state.epoch + 1, best_record(state.history, "best_epoch")
+    improved = outcome is not None and _better(job, outcome, None if best is None else (best.clean, best.robust))
     return EpochRecord(
         epoch=epoch,
         step=state.epoch * len(job.loader) + state.step_in_epoch,

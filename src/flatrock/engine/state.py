@@ -36,12 +36,6 @@ class TrainState:
     watch: Watch = field(default_factory=Watch)
     history: list[EpochRecord] = field(default_factory=list)
 
-    @property
-    def best(self) -> EpochRecord | None:
-        """The best probed epoch so far."""
-        wanted = self.history[-1].best_epoch if self.history else None
-        return next((r for r in self.history if r.epoch == wanted), None)
-
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse to store weights, statistics or momentum that are not finite."""
@@ -54,7 +48,7 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
     """Write everything needed to resume; the copy before it is kept as a fall-back against damage."""
     state.watch.check()
     tensors, numbers = optimizer_tensors(job.optimizer)
-    tensors = {**model_tensors(job.model), **tensors}
+    tensors = {**model_tensors(job.model), **tensors, **_flatness_tensors(job)}
     check_finite(tensors)
     meta: dict[str, Any] = {
         "role": "state",
@@ -72,6 +66,10 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
     save(folder.state, tensors, meta, older=folder.older_state)
 
 
+def _flatness_tensors(job: Job) -> dict[str, Tensor]:
+    return {f"flatness/{name}/{k}": v for name, method in job.flatness.items() for k, v in method.state().items()}
+
+
 def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
     """Load the newest intact state into the job's model and optimizer."""
     path, tensors, meta = _newest_intact(folder, progress)
@@ -82,6 +80,9 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
         raise StateError(f"the data are not those {path} was trained on; give the same files, or --overwrite")
     put_model(job.model, tensors, path)
     put_optimizer(job.optimizer, tensors, meta["optimizer"])
+    for name, method in job.flatness.items():
+        own = f"flatness/{name}/"
+        method.restore({k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)})
     return TrainState(
         epoch=meta["epoch"],
         step_in_epoch=meta["step_in_epoch"],

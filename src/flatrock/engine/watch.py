@@ -25,7 +25,7 @@ class Watch:
 
     def see(self, outcome: StepOutcome, step: int) -> None:
         """Add one step; raises TrainingError, naming step and term, once a non-finite loss is known."""
-        named = {"total": outcome.parts.total, **outcome.parts.terms}
+        named = outcome.losses
         values = torch.stack([v.detach().double() for v in named.values()])
         self._pending.append((step, tuple(named), torch.isfinite(values)))
         for name, value in zip(named, values.unbind(), strict=True):

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.types import Parts, Views
 from flatrock.core.options import choose, weight
+from flatrock.core.types import Parts, Views
 from flatrock.objectives.terms import cross_entropy, need
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatrock.core.types import Parts, Views
 from flatrock.core.options import choose, weight
+from flatrock.core.types import Parts, Views
 from flatrock.objectives.terms import kl_per_sample, need
 
 

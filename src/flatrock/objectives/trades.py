@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flatrock.core.types import Parts, Views
 from flatrock.core.options import choose, weight
+from flatrock.core.types import Parts, Views
 from flatrock.objectives.terms import cross_entropy, kl_per_sample, need
 
 # The official code passes x twice in train mode (once for CE, once for KL): same values, one more BatchNorm tick.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from torch import nn
 from flatrock.attacks.catalog import ATTACKS
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, sha256
+from flatrock.core.hooks import Flatness
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import Seed
@@ -24,11 +24,12 @@ from flatrock.data.npz import load as load_npz
 from flatrock.data.split import Split, fair_subset, held_out_split
 from flatrock.engine.job import Job, Keep, ProbeOutcome
 from flatrock.engine.schedule import SCHEDULES
-from flatrock.engine.step import decayed
 from flatrock.evaluation.evaluate import evaluate
+from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import create_model
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.schema import Recipe
 
 DEFAULT_RUNS = Path("runs")
@@ -74,11 +75,12 @@ def build_job(
         device=where,
         model=model,
         objective=objective,
+        flatness=build_flatness(recipe),
         threat=build_threat(recipe),
         attack=None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options),
         bn_mode=recipe.attack.bn_mode,
         loader=_loader(recipe, train, extra, seed, where),
-        optimizer=_optimizer(recipe, model),
+        optimizer=build_optimizer(recipe.optimizer, model, seed),
         schedule=SCHEDULES.make(
             recipe.schedule.name, lr=recipe.optimizer.lr, epochs=recipe.train.epochs, **recipe.schedule.options
         ),
@@ -114,6 +116,11 @@ def build_model(recipe: Recipe) -> Classifier:
 def build_threat(recipe: Recipe) -> Threat:
     """The recipe's threat."""
     return THREATS[recipe.threat.norm](recipe.threat.eps)
+
+
+def build_flatness(recipe: Recipe) -> dict[str, Flatness]:
+    """The recipe's flatness methods by name, new ones: some keep state."""
+    return {f.name: FLATNESS.make(f.name, **f.options) for f in recipe.flatness}
 
 
 def check_fit(model: Classifier, data: Dataset) -> None:
@@ -158,18 +165,6 @@ def _loader(recipe: Recipe, train: Dataset, extra: Dataset | None, seed: Seed, d
         extra=extra,
         extra_fraction=recipe.data.extra.fraction if recipe.data.extra else 0.0,
     )
-
-
-def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    o = recipe.optimizer
-    groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "weight_decay": o.weight_decay}]
-    if o.decay_on == "weights":
-        chosen = {id(p) for p in decayed(model)}
-        groups = [
-            {"params": [p for p in model.parameters() if id(p) in chosen], "weight_decay": o.weight_decay},
-            {"params": [p for p in model.parameters() if id(p) not in chosen], "weight_decay": 0.0},
-        ]
-    return torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, nesterov=o.nesterov)
 
 
 def _probe(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
@@ -55,14 +55,10 @@ def _sections(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             continue
         kind = field.annotation
         try:
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                sections[name] = kind.model_validate(raw[name])
-            else:
-                sections[name] = raw[name]
-                Recipe.__pydantic_validator__.validate_assignment(Recipe.model_construct(), name, raw[name])
+            whole: Any = Annotated[(kind, *field.metadata)] if field.metadata else kind
+            sections[name] = TypeAdapter(whole).validate_python(raw[name])
         except ValidationError as error:
             faults += _readable(name, error, kind)
-            sections.pop(name, None)
     return sections, faults
 
 

@@ -11,10 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.core.borrow import frozen
 from flatrock.core.errors import ConfigError
+from flatrock.core.types import PathAttack
 from flatrock.data.catalog import info
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.recipes.build import build_model
+from flatrock.recipes.build import build_flatness, build_model
 from flatrock.recipes.schema import Recipe
 
 # A pass is timed again and again: other processes only ever make it slower, so the best counts.
@@ -44,7 +45,7 @@ def estimate(recipe: Recipe, *, device: torch.device) -> Cost:
     inner = 0
     if recipe.attack.name != "none":
         inner = ATTACKS.make(recipe.attack.name, **recipe.attack.options).passes(model.num_classes)
-    outer = len(OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).passes)
+    outer = _outer(recipe, inner)
     parameters = sum(p.numel() for p in model.parameters())
     if samples is None:
         return Cost(parameters, None, None, None, inner + outer, None, None)
@@ -64,6 +65,18 @@ def estimate(recipe: Recipe, *, device: torch.device) -> Cost:
         total_flops=forwards * flops,
         seconds=forwards * _seconds_per_image(model, device, recipe.train.batch_size, flops) / ATTACK_PASS,
     )
+
+
+def _outer(recipe: Recipe, inner: int) -> int:
+    """Forward passes with gradients of the weights in one step, flatness methods and inner loops included."""
+    objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
+    methods = build_flatness(recipe).values()
+    needed = {name for m in methods for name in m.needs} - set(objective.passes)
+    attack = None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options)
+    points = attack.points if isinstance(attack, PathAttack) else 1
+    once = points * len(objective.passes)
+    loops = int(recipe.optimizer.options.get("steps", 1))
+    return (once + points * len(needed)) * loops + sum(m.passes(once, inner) for m in methods)
 
 
 def _samples(recipe: Recipe) -> int | None:

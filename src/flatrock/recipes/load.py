@@ -14,12 +14,15 @@ from flatrock.recipes.check import validate
 from flatrock.recipes.schema import Recipe
 
 LIBRARY = Path(__file__).parent / "library"
+# A file here holds the rows of one published table: under `rows`, each recipe says how it differs from the rest of it.
+TABLES = LIBRARY / "tables"
 
 
 @cache
 def library() -> dict[str, Path]:
-    """The recipes that come with flatrock; names beginning with '_' are bases for others."""
-    return {p.stem: p for p in sorted(LIBRARY.rglob("*.yaml"))}
+    """The recipes that come with flatrock and the files they are in; names beginning with '_' are bases for others."""
+    found = {p.stem: p for p in sorted(LIBRARY.rglob("*.yaml")) if p.parent != TABLES}
+    return found | {row: p for p in sorted(TABLES.glob("*.yaml")) for row in _read(p)["rows"]}
 
 
 def recipe_names() -> list[str]:
@@ -32,8 +35,9 @@ def load_recipe(source: str | Path, overrides: Iterable[str] | Mapping[str, Any]
     if not isinstance(source, str | Path):
         raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
     path = _find(source)
-    raw = _merged(path, ())
-    raw.setdefault("name", path.stem)
+    name = path.stem if path == Path(source) else str(source)
+    raw = _merged(path, name, ())
+    raw.setdefault("name", name)
     pairs = overrides.items() if isinstance(overrides, Mapping) else [_pair(text) for text in overrides]
     for key, value in pairs:
         _put(raw, key.replace("__", "."), _spelled_out(key, value))
@@ -51,17 +55,20 @@ def _find(source: str | Path) -> Path:
     return library()[str(source)]
 
 
-def _merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's content laid over its base's."""
-    if path in seen:
-        raise ConfigError(f"recipe {path} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
+def _merged(path: Path, name: str, seen: tuple[tuple[Path, str], ...]) -> dict[str, Any]:
+    """The file's content laid over its base's; of a table, what its rows share and then the row called `name`."""
+    if (path, name) in seen:
+        raise ConfigError(f"recipe {path} is its own base: {' -> '.join([n for _, n in seen] + [name])}")
     raw = _read(path)
+    if path.parent == TABLES:
+        row = {key: _spelled_out(key, value) for key, value in raw.pop("rows")[name].items()}
+        raw = overlay(raw, row)
     base = raw.pop("base", None)
     if base is None:
         return raw
     beside = path.parent / f"{base}.yaml"
     parent = beside if beside.is_file() else _find(str(base))
-    return overlay(_merged(parent, (*seen, path)), raw)
+    return overlay(_merged(parent, str(base), (*seen, (path, name))), raw)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -77,7 +84,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _spelled_out(key: str, value: Any) -> Any:
-    """`select: test` is short for `select: {data: test}`."""
+    """`select: test` is short for `select: {data: test}`, `flatness: awp` for `flatness: [{name: awp}]`."""
+    if key == "flatness" and isinstance(value, str | Mapping):
+        value = [value]
+    if key == "flatness" and isinstance(value, list):
+        return [{"name": method} if isinstance(method, str) else method for method in value]
     return {"data": value} if key == "select" and isinstance(value, str) else value
 
 
@@ -86,16 +97,27 @@ OWNERS = ("objective", "attack", "schedule")
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested merge. A section that names another objective, attack or schedule replaces the one below whole."""
+    """Nested merge. A section that names another objective, attack or schedule replaces the one below whole.
+
+    A list of flatness methods says which there are; one that was there below keeps its options unless changed.
+    """
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
+        if key == "flatness" and isinstance(old, list) and isinstance(value, list):
+            merged[key] = [overlay(_method(old, m), m) if isinstance(m, Mapping) else m for m in value]
+        elif isinstance(old, Mapping) and isinstance(value, Mapping):
             renamed = key in OWNERS and "name" in value and value["name"] != old.get("name")
             merged[key] = dict(value) if renamed else overlay(old, value)
         else:
             merged[key] = value
     return merged
+
+
+def _method(methods: list[Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options a list already has for this method."""
+    same = (m for m in methods if isinstance(m, Mapping) and m.get("name") == wanted.get("name"))
+    return next(same, {})
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -113,8 +135,15 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a dotted key as if a file above had said it."""
+    """Set a dotted key as if a file above had said it; flatness.awp.gamma is an option of a method in the list."""
     *parents, last = dotted.split(".")
+    if len(parents) == 2 and parents[0] == "flatness":
+        names = [m.get("name") if isinstance(m, Mapping) else m for m in raw.get("flatness", [])]
+        if parents[1] not in names:
+            raise ConfigError(f"override {dotted!r}: the recipe's flatness has no {parents[1]!r}, it has {names}")
+        change = [{"name": n, last: value} if n == parents[1] else {"name": n} for n in names]
+        raw.update(overlay(raw, {"flatness": change}))
+        return
     place: Any = raw
     for i, part in enumerate(parents):
         place = place.get(part, {})

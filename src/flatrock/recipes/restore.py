@@ -28,11 +28,14 @@ from flatrock.recipes.build import build_model, build_threat, check_fit, recipe_
 from flatrock.recipes.check import validate
 from flatrock.recipes.schema import Recipe
 
-CHOICES = ("best", "last")
+CHOICES = ("auto", "best", "last", "average-best", "average-last")
 
 
-def open_checkpoint(source: Path | str | Run, which: str = "best") -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
-    """The weights meant by a run, a run folder or a file, verified; a FAILED run has none to offer."""
+def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+    """The weights meant by a run, a run folder or a file, verified; a FAILED run has none to offer.
+
+    `auto` is the best epoch, of the averaged weights where the recipe keeps them.
+    """
     path = source.folder if isinstance(source, Run) else Path(source)
     if path.is_file():
         return path, *load_checkpoint(path)
@@ -44,7 +47,11 @@ def open_checkpoint(source: Path | str | Run, which: str = "best") -> tuple[Path
     info = folder.read_info()
     if info["status"] == "failed":
         raise StateError(f"run {path} FAILED ({info.get('reason')}); name a checkpoint file to look at it anyway")
-    file = folder.best if which == "best" else folder.last
+    if which == "auto":
+        which = "average-best" if info.get("averages") else "best"
+    if which.startswith("average") and not info.get("averages"):
+        raise StateError(f"{path} keeps no averaged weights; its recipe has no swa under flatness")
+    file = path / f"{which}.safetensors"
     if not file.is_file():
         raise StateError(_why_missing(folder, file, which))
     tensors, meta = load_checkpoint(file, role=which)
@@ -57,13 +64,15 @@ def _why_missing(folder: RunFolder, file: Path, which: str) -> str:
     records = folder.records()
     if not records:
         return f"{folder.path} has no finished epoch yet; train on with --resume"
-    if which == "best" and records[-1].best_epoch is None:
-        return f"{folder.path} has no best epoch: every one predicted a single class; look at --which last"
+    best = records[-1].average_best_epoch if which == "average-best" else records[-1].best_epoch
+    if which.endswith("best") and best is None:
+        other = which.replace("best", "last")
+        return f"{folder.path} has no best epoch: every one predicted a single class; look at --which {other}"
     return f"{file} is lost; look at the run's other checkpoints"
 
 
-def load(source: Path | str | Run, *, which: str = "best", device: torch.device | str = "cpu") -> Classifier:
-    """The trained model of a run folder (its best epoch, or `which='last'`) or of a checkpoint file, in eval mode."""
+def load(source: Path | str | Run, *, which: str = "auto", device: torch.device | str = "cpu") -> Classifier:
+    """The trained model of a run folder (its best epoch; see open_checkpoint) or of a checkpoint file, in eval mode."""
     path, tensors, meta = open_checkpoint(source, which)
     return _model(path, tensors, meta)[0].to(pick_device(device))
 
@@ -73,7 +82,7 @@ def _model(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     recipe = validate(meta["recipe"], f"the recipe stored in {path}")
     model = build_model(recipe)
     put_model(model, tensors, path)
-    if recipe.select.data == "test" and meta["role"] == "best":
+    if recipe.select.data == "test" and str(meta["role"]).endswith("best"):
         model.marks = (TEST_SELECTED,)
     return model.eval(), recipe
 
@@ -81,7 +90,7 @@ def _model(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -
 def evaluate_run(
     source: Path | str | Run,
     *,
-    which: str = "best",
+    which: str = "auto",
     attacks: Sequence[str | Mapping[str, Any]] | None = None,
     limit: int | None = None,
     batch_size: int | None = None,

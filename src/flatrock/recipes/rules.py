@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.registry import unknown
+from flatrock.core.rng import Seed
 from flatrock.core.threat import THREATS
 from flatrock.core.types import Attack, Objective
 from flatrock.data.catalog import data_options, info
 from flatrock.data.source import Source
 from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.evaluate import make_plan
+from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import create_model
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.recipes.schema import Data, Evaluate, InnerAttack, Named, Network, Select, ThreatKeys, Train
+from flatrock.optimizers.catalog import OPTIMIZERS, own_options
+from flatrock.recipes.optimizer import build_optimizer
+from flatrock.recipes.schema import Data, Evaluate, InnerAttack, Named, Network, Optimizer, Select, ThreatKeys, Train
 
 INNER_ATTACKS = {"ce": "pgd", "kl": "kl-pgd", "none": "none"}
 
@@ -33,6 +39,8 @@ class Draft:
     faults: list[str] = field(default_factory=list)
     objective: Objective | None = None
     attack: Attack | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module | None = None
     source: Source | None = None
     classes: int | None = None
 
@@ -66,7 +74,7 @@ class Draft:
 def rule_faults(sections: dict[str, Any]) -> list[str]:
     """Every broken rule."""
     draft = Draft(sections)
-    for rule in (_names, _inner_attack, _schedule, _network, _plans, _sizes, _pictures, _labels):
+    for rule in (_names, _inner_attack, _optimizer, _schedule, _network, _flatness, _plans, _sizes, _pictures, _labels):
         rule(draft)
     return draft.faults
 
@@ -101,6 +109,45 @@ def _inner_attack(draft: Draft) -> None:
     draft.attack = draft.build("attack", lambda: ATTACKS.make(name, **section.options))
 
 
+def _optimizer(draft: Draft) -> None:
+    """The optimizer exists and takes these options."""
+    section = draft.get("optimizer", Optimizer)
+    if section is None:
+        return
+    if section.name not in OPTIMIZERS:
+        draft.note(f"optimizer.name: {unknown('optimizer', section.name, OPTIMIZERS.names())}")
+    elif not draft.option_faults("optimizer", section, own_options(section.name)):
+        any_model = nn.Linear(1, 1, device="meta")  # draws no weights
+        draft.optimizer = draft.build("optimizer", lambda: build_optimizer(section, any_model, Seed(0)))
+
+
+def _flatness(draft: Draft) -> None:
+    """Every method exists and takes its options, suits the network, and gets along with the rest."""
+    made: dict[str, Any] = {}
+    for i, section in enumerate(draft.get("flatness", tuple) or ()):
+        where = f"flatness[{i}] {section.name}"
+        if section.name in made:
+            draft.note(f"{where}: the method is there twice; keep one")
+            continue
+        method = draft.build(where, partial(FLATNESS.make, section.name, **section.options))
+        if method is not None:
+            made[section.name] = method
+            if draft.model is not None:
+                draft.build(where, partial(method.check, draft.model))
+    movers = [name for name, m in made.items() if m.moves_weights]
+    if len(movers) > 1:
+        draft.note(f"flatness: {' and '.join(movers)} both move the weights the loss sees; keep one of them")
+    if draft.objective is not None and draft.objective.inner_loss == "none":
+        for name in [n for n, m in made.items() if m.needs_attack]:
+            draft.note(f"flatness {name}: it needs adversarial inputs, and the objective makes none; use at or trades")
+    if getattr(draft.optimizer, "inner_loops", False):
+        for name in [n for n in movers if made[n].step == "after"]:
+            draft.note(
+                f"flatness {name}: step 'after' puts the weights back before the optimizer's inner loop has "
+                "asked for its gradients there; use step: inside"
+            )
+
+
 def _schedule(draft: Draft) -> None:
     schedule, train = draft.get("schedule", Named), draft.get("train", Train)
     if schedule is None:
@@ -131,6 +178,7 @@ def _network(draft: Draft) -> None:
         )
     if model is None:
         return
+    draft.model = model
     if source.input_shape is not None and tuple(source.input_shape) != tuple(model.input_shape):
         draft.note(f"model: {network.name!r} takes {model.input_shape}, {source.name!r} has {source.input_shape}")
     if source.num_classes is not None and draft.classes != source.num_classes:

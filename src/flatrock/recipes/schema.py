@@ -118,10 +118,13 @@ class InnerAttack(Named):
     bn_mode: Literal["eval", "train", "frozen"] = "eval"
 
 
-class Optimizer(Section):
-    """SGD; `decay_on: weights` spares biases and BatchNorm. l1 and l2 are penalties on weights, added to the loss."""
+class Optimizer(Named):
+    """The update rule; keys beyond these are options of the optimizer named.
 
-    name: Literal["sgd"] = "sgd"
+    `decay_on: weights` spares biases and BatchNorm. l1 and l2 are penalties on weights, added to the loss.
+    """
+
+    name: str = "sgd"
     lr: Annotated[Number, Field(ge=0)] = 0.1
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
@@ -195,6 +198,7 @@ class Recipe(Section):
     model: Network
     threat: ThreatKeys
     objective: Named
+    flatness: tuple[Named, ...] = ()
     attack: InnerAttack = InnerAttack()
     optimizer: Optimizer = Optimizer()
     schedule: Named
@@ -209,7 +213,7 @@ class Recipe(Section):
     def training_keys(self) -> dict[str, Any]:
         """The keys that decide the weights: the rest may change between a run and its resumption."""
         keys = self.resolved()
-        for free in ("about", "evaluate", "name"):
+        for free in ("about", "evaluate", "name", *(() if self.flatness else ("flatness",))):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep"):
             keys["train"].pop(free)

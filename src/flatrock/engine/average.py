@@ -1,0 +1,64 @@
+"""The averaged model beside the raw one: the same network with averaged weights inside, given back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flatrock.core.borrow import kept_buffers, mode
+from flatrock.core.hooks import Flatness
+from flatrock.engine.craft import craft
+from flatrock.engine.job import Job
+from flatrock.engine.loss import Stage, run_passes
+
+
+@contextmanager
+def averaged(job: Job, method: Flatness, *, step: int) -> Iterator[nn.Module]:
+    """The job's model with averaged parameters; BatchNorm keeps the live statistics or gets re-estimated ones.
+
+    Statistics belong to weights: those of the live weights fit an average only as far as it is near to them.
+    """
+    parameters = dict(job.model.named_parameters())
+    saved = {name: p.detach().clone() for name, p in parameters.items()}
+    try:
+        with kept_buffers(job.model), mode(job.model, training=False):
+            with torch.no_grad():
+                for name, value in method.average().items():
+                    parameters[name].copy_(value)
+            if method.bn_batches:
+                _reestimate(job, method.bn_batches, step)
+            yield job.model
+    finally:
+        with torch.no_grad():
+            for name, value in saved.items():
+                parameters[name].copy_(value)
+
+
+def _reestimate(job: Job, batches: int, step: int) -> None:
+    """BatchNorm statistics as plain means over training batches, in the passes the loss makes.
+
+    The inputs are attacked first, while the model still has statistics to be attacked with.
+    """
+    norms = [m for m in job.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        return
+    inputs: list[tuple[Tensor, Tensor]] = []
+    for batch in islice(job.loader.epoch(step // len(job.loader)), batches):
+        stage = Stage(job, batch.x, batch.y, batch.ids, job.moment(step))
+        inputs.append((batch.x, craft(stage, {})[-1].x_adv))
+    momenta = [m.momentum for m in norms]
+    try:
+        for m in norms:
+            m.reset_running_stats()
+            m.momentum = None  # torch's spelling of a plain mean over all batches
+        with torch.no_grad(), mode(job.model, training=True):
+            for x, x_adv in inputs:
+                run_passes(job.model, job.passes, x, x_adv)
+    finally:
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.momentum = momentum

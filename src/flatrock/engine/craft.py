@@ -1,0 +1,51 @@
+"""The adversarial inputs of a training batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from flatrock.attacks.craft import check_crafted
+from flatrock.core.borrow import frozen, kept_buffers, mode, nudged
+from flatrock.core.hooks import Shift
+from flatrock.core.types import PathAttack, Point
+from flatrock.engine.loss import Stage
+
+
+def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
+    """Attack w + shift in the BatchNorm mode the recipe names; the clean batch itself without attack."""
+    job = stage.job
+    if job.attack is None:
+        return (Point(stage.x),)
+    gen = job.seed.child("attack", stage.moment.step).samples(stage.ids)
+    with _attack_mode(job.model, job.bn_mode), frozen(job.model), nudged(job.model, shift):
+        if isinstance(job.attack, PathAttack):
+            path = job.attack.path(job.model, stage.x, stage.y, job.threat, gen)
+            return tuple(Point(p.x_adv.detach(), p.weight) for p in path)
+        return (Point(job.attack(job.model, stage.x, stage.y, job.threat, gen).detach()),)
+
+
+def check(stage: Stage, points: tuple[Point, ...]) -> None:
+    """Verify ball and box of what the attack returned (its last word); it costs a wait for a GPU."""
+    attack = stage.job.attack
+    if attack is not None and attack.bounded:
+        check_crafted(points[-1].x_adv, stage.x, stage.job.threat, attack)
+
+
+def merged(first: Shift, second: Shift) -> Shift:
+    """Both shifts at once."""
+    both = {name: first[name] + second[name] for name in first.keys() & second.keys()}
+    return {**first, **second, **both}
+
+
+@contextmanager
+def _attack_mode(model: nn.Module, bn_mode: str) -> Iterator[None]:
+    """eval: running statistics; train: batch statistics, which tick; frozen: batch statistics, given back."""
+    with mode(model, training=bn_mode != "eval"):
+        if bn_mode == "frozen":
+            with kept_buffers(model):
+                yield
+        else:
+            yield

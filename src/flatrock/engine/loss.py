@@ -1,0 +1,123 @@
+"""The loss of one batch: network passes, the objective, and what flatness methods and penalties add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.borrow import kept_buffers, nudged
+from flatrock.core.hooks import Look, Moment, Penalty, Shift
+from flatrock.core.types import LABEL_TERMS, Parts, Point, View, Views
+from flatrock.engine.job import Job
+from flatrock.models.view import view
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One batch at its step."""
+
+    job: Job
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+    moment: Moment
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What a backward pass leaves beside the gradients: the loss and its terms by name, and the last passes."""
+
+    losses: dict[str, Tensor]
+    views: Views
+
+
+def run_passes(model: nn.Module, passes: Sequence[str], x: Tensor, x_adv: Tensor) -> Views:
+    """Run the named passes in order; a repeated one is run without gradient, for BatchNorm's sake only."""
+    seen: dict[str, View] = {}
+    for name in passes:
+        where = x if name == "clean" else x_adv
+        if name in seen:
+            with torch.no_grad():
+                model(where)
+        else:
+            seen[name] = view(model, where)
+    return Views(seen.get("clean"), seen.get("adv"))
+
+
+def decayed(model: nn.Module) -> list[nn.Parameter]:
+    """The weights penalties act on: all parameters but biases and normalisation layers' (1-D tensors)."""
+    return [p for p in model.parameters() if p.dim() > 1]
+
+
+def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> dict[str, Tensor]:
+    """Gradient of the objective alone w.r.t. every parameter at w + shift; BatchNorm statistics are given back."""
+    job = stage.job
+    parameters = {n: p for n, p in job.model.named_parameters() if p.requires_grad}
+    with kept_buffers(job.model), nudged(job.model, shift):
+        total: Tensor | None = None
+        for point in points:
+            views = run_passes(job.model, tuple(dict.fromkeys(job.objective.passes)), stage.x, point.x_adv)
+            share = _weighted(job.objective.loss(views, stage.y).total, point.weight)
+            total = share if total is None else total + share
+        assert total is not None
+        found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    return {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
+
+
+def descend(stage: Stage, points: Sequence[Point]) -> Descent:
+    """Leave the gradient of the whole loss in `.grad`; points are differentiated one by one to hold one graph only."""
+    job = stage.job
+    job.optimizer.zero_grad(set_to_none=True)
+    losses: dict[str, Tensor] = {}
+    for point in points:
+        views = run_passes(job.model, job.passes, stage.x, point.x_adv)
+        parts = _with_flatness(stage, point, views)
+        _weighted(parts.total, point.weight).backward()  # type: ignore[no-untyped-call]
+        _add(losses, parts, point.weight)
+    penalties = _weight_penalties(job)
+    if penalties is not None:
+        penalties.total.backward()  # type: ignore[no-untyped-call]
+        _add(losses, penalties, 1.0)
+    return Descent(losses, views)
+
+
+def _weighted(loss: Tensor, weight: float) -> Tensor:
+    return loss if weight == 1 else weight * loss
+
+
+def _add(losses: dict[str, Tensor], parts: Parts, weight: float) -> None:
+    for name, value in {"total": parts.total, **parts.terms}.items():
+        share = _weighted(value.detach(), weight)
+        losses[name] = losses[name] + share if name in losses else share
+
+
+def _with_flatness(stage: Stage, point: Point, views: Views) -> Parts:
+    """The objective and what every method adds; a method sees the objective alone, so their order does not matter."""
+    parts = stage.job.objective.loss(views, stage.y)
+    look = Look(stage.job.model, stage.x, point.x_adv, stage.y, views, parts, stage.moment)
+    added = [p for method in stage.job.flatness.values() if (p := method.in_loss(look)) is not None]
+    return joined(parts, added) if added else parts
+
+
+def joined(parts: Parts, added: Sequence[Penalty]) -> Parts:
+    """One sum; weight that soft labels take is taken from the objective's label terms."""
+    terms, weights = dict(parts.terms), dict(parts.weights)
+    for penalty in added:
+        for name in set(LABEL_TERMS) & parts.terms.keys():
+            weights[name] = penalty.label_factor * weights[name]
+        terms |= penalty.terms
+        weights |= penalty.weights
+    return Parts(terms, weights)
+
+
+def _weight_penalties(job: Job) -> Parts | None:
+    """l1 * sum|w| and l2 * sum w^2 / 2 where the recipe asks for them."""
+    terms: dict[str, Tensor] = {}
+    if job.l1:
+        terms["l1"] = torch.stack([p.abs().sum() for p in decayed(job.model)]).sum()
+    if job.l2:
+        terms["l2"] = torch.stack([p.square().sum() for p in decayed(job.model)]).sum() / 2
+    return Parts(terms, {"l1": job.l1, "l2": job.l2}) if terms else None
