@@ -97,6 +97,11 @@ def test_result_that_cannot_be_stored_is_shown(run_folder: Path, monkeypatch: py
         ("train.train_recipe", ("train", "digits_at"), "interrupted; the same command with --resume continues from"),
         ("evaluate.evaluate_run", ("eval", "somewhere"), "interrupted; nothing was stored\n"),
         ("check.estimate", ("check", "digits_at"), "interrupted\n"),
+        (
+            "pseudo_label.pseudo_label",
+            ("pseudo-label", "somewhere", "--images", "a.npz", "--out", "b.npz"),
+            "interrupted; nothing was written\n",
+        ),
     ],
 )
 def test_interruption_promises_only_what_the_command_has(

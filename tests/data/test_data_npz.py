@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from flatrock.core.errors import DataError
+from flatrock.core.errors import DataError, StateError
 from flatrock.data import npz
+from flatrock.data.dataset import Dataset
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3)).astype(np.uint8)
 
@@ -91,3 +93,65 @@ def test_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
 def test_missing_file_says_what_it_should_hold(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.npz not found; .*`image` uint8 .*not downloadable here"):
         npz.load(tmp_path / "absent.npz", num_classes=3)
+
+
+# Images without labels, and writing
+
+
+@pytest.mark.parametrize("label", [None, np.full(5, -1)], ids=["left out", "minus one"])
+def test_images_without_labels(label: Any, tmp_path: Path) -> None:
+    data = npz.load_unlabelled(_write(tmp_path / "more.npz", label=label), num_classes=7)
+    assert data.y.tolist() == [-1] * 5
+    assert data.x.shape == (5, 3, 4, 6)
+    assert data.num_classes == 7
+
+
+def test_labels_that_are_there_are_not_thrown_away(tmp_path: Path) -> None:
+    path = _write(tmp_path / "extra.npz")
+    with pytest.raises(DataError, match=r"extra\.npz already has 4 labels; leave `label` out"):
+        npz.load_unlabelled(path, num_classes=3)
+    with pytest.raises(DataError, match="already has 4 labels"):
+        npz.load_unlabelled(path, num_classes=2)
+
+
+@pytest.mark.parametrize("message", [m for m in BAD if "image" in BAD[m]])
+def test_wrong_images_without_labels_are_named(message: str, tmp_path: Path) -> None:
+    path = _write(tmp_path / "more.npz", **{**BAD[message], "label": None})
+    with pytest.raises(DataError, match=message):
+        npz.load_unlabelled(path, num_classes=3)
+
+
+def test_labels_that_say_nothing_must_still_fit(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="label must be 5 integers, one per image, got float64"):
+        npz.load_unlabelled(_write(tmp_path / "a.npz", label=np.full(5, -1.0)), num_classes=3)
+    with pytest.raises(DataError, match=r"label must be 5 integers, one per image, got int64 \[4\]"):
+        npz.load_unlabelled(_write(tmp_path / "b.npz", label=np.full(4, -1)), num_classes=3)
+
+
+def test_an_image_that_is_a_number_is_named(tmp_path: Path) -> None:
+    path = _write(tmp_path / "more.npz", image=np.array(3, dtype=np.uint8), label=None)
+    with pytest.raises(DataError, match=r"image must be uint8 \[M, H, W, C\], got uint8 \[\]"):
+        npz.load_unlabelled(path, num_classes=3)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    data = npz.load(_write(tmp_path / "a.npz"), num_classes=3)
+    npz.save(tmp_path / "b.npz", data, confidence=np.linspace(0, 1, 5), provenance=np.array('{"run": "r"}'))
+    again = npz.load(tmp_path / "b.npz", num_classes=3)
+    assert torch.equal(again.x, data.x)
+    assert torch.equal(again.y, data.y)
+    with np.load(tmp_path / "b.npz", allow_pickle=False) as content:
+        assert content["image"].tolist() == IMAGE.tolist()
+        assert content["confidence"].tolist() == [0, 0.25, 0.5, 0.75, 1]
+        assert str(content["provenance"]) == '{"run": "r"}'
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz", "b.npz"]
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    data = npz.load(_write(tmp_path / "a.npz"), num_classes=3)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StateError, match=r"could not write .*b\.npz"):
+        npz.save(tmp_path / "file" / "b.npz", data)
+    floats = Dataset("floats", torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64), 3)
+    with pytest.raises(DataError, match=r"'floats': only uint8 images can be written, got torch\.float32"):
+        npz.save(tmp_path / "c.npz", floats)

@@ -1,7 +1,8 @@
-"""Extra training images from an .npz file: generated, or pseudo-labelled by another model."""
+"""Extra training images in .npz files: generated ones, unlabelled ones, and those another model has labelled."""
 
 from __future__ import annotations
 
+import io
 import zipfile
 import zlib
 from pathlib import Path
@@ -11,16 +12,43 @@ import numpy as np
 import torch
 
 from flatrock.core.errors import DataError
-from flatrock.data.dataset import Dataset, check
+from flatrock.core.files import write_atomic
+from flatrock.data.dataset import UNLABELLED, Dataset, check
 
 NEEDS = "an .npz file with `image` uint8 [M, H, W, C] and `label` integers [M], -1 where there is no label"
+Array = np.ndarray[Any, Any]
 
 
 def load(path: Path, *, num_classes: int) -> Dataset:
     """uint8 [M, C, H, W] with the labels of the file; label -1 (unlabelled) is kept."""
-    if not path.is_file():
-        raise DataError(f"{path} not found; extra data is {NEEDS}. It is not downloadable here: its makers publish it")
-    image, label = _arrays(path)
+    arrays = _arrays(path)
+    if "label" not in arrays:
+        raise DataError(f"{path} lacks an array (label); needed is {NEEDS}. `flatrock pseudo-label` makes labels")
+    return _dataset(path, arrays["image"], arrays["label"], num_classes)
+
+
+def load_unlabelled(path: Path, *, num_classes: int) -> Dataset:
+    """The same for images to be labelled: `label` is left out or -1 throughout, so that none is lost."""
+    arrays = _arrays(path)
+    image = arrays["image"]
+    label = arrays.get("label", np.full(image.shape[:1], UNLABELLED))
+    if label.dtype.kind in "iu" and (label != UNLABELLED).any():
+        known = int((label != UNLABELLED).sum())
+        raise DataError(f"{path} already has {known} labels; leave `label` out, or give only the images with label -1")
+    return _dataset(path, image, label, num_classes)
+
+
+def save(path: Path, dataset: Dataset, **more: Any) -> None:
+    """Write uint8 images and their labels as `load` reads them, with more arrays beside them."""
+    if dataset.x.dtype != torch.uint8:
+        raise DataError(f"dataset {dataset.name!r}: only uint8 images can be written, got {dataset.x.dtype}")
+    content = io.BytesIO()
+    image = dataset.x.cpu().numpy().transpose(0, 2, 3, 1)
+    np.savez(content, image=np.ascontiguousarray(image), label=dataset.y.cpu().numpy(), **more)
+    write_atomic(path, content.getvalue())
+
+
+def _dataset(path: Path, image: Array, label: Array, num_classes: int) -> Dataset:
     if image.dtype != np.uint8 or image.ndim != 4:
         raise DataError(f"{path}: image must be uint8 [M, H, W, C], got {image.dtype} {list(image.shape)}; convert it")
     if label.dtype.kind not in "iu" or label.shape != image.shape[:1]:
@@ -32,12 +60,16 @@ def load(path: Path, *, num_classes: int) -> Dataset:
     return check(Dataset(path.name, x, y, num_classes), unlabelled=True)
 
 
-def _arrays(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _arrays(path: Path) -> dict[str, Array]:
+    """`image`, and `label` if it is there."""
+    if not path.is_file():
+        raise DataError(f"{path} not found; extra data is {NEEDS}. It is not downloadable here: its makers publish it")
     try:
         with np.load(path, allow_pickle=False) as content:
-            return content["image"], content["label"]
-    except KeyError as error:
-        raise DataError(f"{path} lacks an array ({error.args[0]}); needed is {NEEDS}") from error
+            arrays = {name: content[name] for name in ("image", "label") if name in content}
     # A plain .npy file loads as an array, which is no context manager: that is the AttributeError or TypeError.
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is truncated, corrupt or not an .npz file ({error}); get a fresh copy") from error
+    if "image" not in arrays:
+        raise DataError(f"{path} lacks an array (image); needed is {NEEDS}")
+    return arrays
