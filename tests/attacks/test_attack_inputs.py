@@ -214,8 +214,11 @@ def test_attacks_by_mapping() -> None:
         ("langevin:start=edge", "unknown langevin start 'edge'; known: corner, gaussian, uniform, zero"),
         ("langevin:drift=raw", "unknown langevin drift 'raw'; known: code, paper"),
         ("langevin:project=first", "unknown langevin project 'first'; known: every, last, never"),
-        ("langevin:project=never", "project 'never' leaves the ball, .*use 'last' or 'every'"),
-        ({"name": "langevin", "project": "never"}, "project 'never' leaves the ball"),
+        (
+            "langevin:project=never",
+            "'langevin' leaves the ball with project=never, .*use project=last or project=every",
+        ),
+        ({"name": "langevin", "project": "never"}, "leaves the ball with project=never"),
         ({"steps": 20}, "unknown attack ''"),
         ({"name": "pgd", "stepsize": 0.1}, "did you mean 'step_size'"),
         (20, "named by text such as 'pgd-20' or by a mapping"),

@@ -58,9 +58,10 @@ def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
 def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
     """The configured attack, if it keeps to its ball: a number measured outside it is no robustness."""
     made = ATTACKS.make(name, **options)
-    if isinstance(made, Langevin) and not made.bounded:
+    if not made.bounded:
         raise ConfigError(
-            f"attack {name!r}: project {made.project!r} leaves the ball, which only training may; use 'last' or 'every'"
+            f"attack {name!r} leaves the ball with {_label('', options).lstrip(':')}, which only training may; "
+            "use project=last or project=every"
         )
     return made
 
