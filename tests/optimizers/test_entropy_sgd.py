@@ -1,15 +1,14 @@
-"""Entropy-SGD on quadratics: inner loop, outer step and stationary law in closed form; closures, errors, resuming."""
+"""Entropy-SGD on quadratics: inner loop, outer step and stationary law in closed form; closures and errors."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
@@ -271,93 +270,6 @@ def test_a_missing_closure_is_named() -> None:
     w.grad = torch.ones_like(W)
     with pytest.raises(ConfigError, match="entropy_sgd with steps 5 needs a closure"):
         EntropySGD([w], lr=1.0, **QUIET).step()
-
-
-def test_an_engine_can_tell_that_it_needs_a_closure() -> None:
-    assert EntropySGD.inner_loops
-    assert not hasattr(torch.optim.SGD, "inner_loops")
-
-
-# Stops, and a real network
-
-
-def network() -> nn.Module:
-    net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
-    gen = Seed(8).generator()
-    with torch.no_grad():
-        for p in net.parameters():
-            p.copy_(0.5 * torch.randn(p.shape, generator=gen))
-    return net
-
-
-def points() -> tuple[Tensor, Tensor]:
-    x = torch.randn(64, 2, generator=Seed(6).generator())
-    return x, (x[:, 0] * x[:, 1] > 0).long()
-
-
-def trained(steps: int, *, stop: int | None = None) -> tuple[nn.Module, float]:
-    """A net after `steps` updates, its optimizer rebuilt from stored state at `stop`; and its loss."""
-    net, (x, y) = network(), points()
-    options: dict[str, Any] = {"momentum": 0.9, "noise": 1e-3, "gamma_growth": 1e-3, "outer": "code", "seed": Seed(2)}
-    optimizer = EntropySGD(net.parameters(), lr=1.0, **options)
-
-    def closure() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-
-    for step in range(steps):
-        if step == stop:
-            kept = optimizer.state_dict()["state"]
-            numbers = json.loads(json.dumps({i: s["updates"] for i, s in kept.items() if "updates" in s}))
-            tensors = {i: {n: v.clone() for n, v in s.items() if isinstance(v, Tensor)} for i, s in kept.items()}
-            state = {i: s | ({"updates": numbers[str(i)]} if str(i) in numbers else {}) for i, s in tensors.items()}
-            optimizer = EntropySGD(net.parameters(), lr=1.0, **options)
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        closure()
-        optimizer.step(closure)
-    return net, nn.functional.cross_entropy(net(x), y).item()
-
-
-def test_a_stop_changes_no_bit() -> None:
-    straight, _ = trained(8)
-    for stop in (1, 5):
-        stopped, _ = trained(8, stop=stop)
-        assert all(torch.equal(p, q) for p, q in zip(straight.parameters(), stopped.parameters(), strict=True))
-
-
-def test_it_trains_a_network() -> None:
-    _, before = trained(0)
-    _, after = trained(60)
-    assert after < 0.4 * before
-
-
-# Options
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": -0.1}, "entropy_sgd lr must be a number >= 0, got -0.1"),
-        ({"momentum": 1.0}, "entropy_sgd momentum must be below 1, got 1.0"),
-        ({"weight_decay": None}, "entropy_sgd weight_decay must be a number >= 0, got None"),
-        ({"nesterov": True}, "entropy_sgd nesterov true needs momentum above 0, got 0.0"),
-        ({"nesterov": "yes"}, "entropy_sgd nesterov must be true or false, got 'yes'"),
-        ({"steps": 0}, "entropy_sgd steps must be a whole number >= 1, got 0"),
-        ({"steps": 2.5}, "entropy_sgd steps must be a whole number >= 1, got 2.5"),
-        ({"inner_lr": 0.0}, "entropy_sgd inner_lr must be above 0, got 0.0"),
-        ({"gamma": -1}, "entropy_sgd gamma must be a number >= 0, got -1"),
-        ({"gamma": 20.0}, r"inner_lr \* gamma must be below 2, got 0.1 \* 20.0 at update 0"),
-        ({"gamma_growth": float("inf")}, "entropy_sgd gamma_growth must be a number >= 0, got inf"),
-        ({"alpha": 0}, "entropy_sgd alpha must be above 0 and at most 1, got 0"),
-        ({"alpha": 1.5}, "entropy_sgd alpha must be above 0 and at most 1, got 1.5"),
-        ({"noise": "1e-4"}, "entropy_sgd noise must be a number >= 0, got '1e-4'"),
-        ({"outer": "papers"}, "unknown entropy_sgd outer 'papers'; known: code, paper; did you mean 'paper'"),
-        ({"seed": 0}, "entropy_sgd seed must be a Seed, got 0"),
-    ],
-)
-def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EntropySGD([W.clone().requires_grad_(True)], **{"lr": 0.1, "seed": Seed(0), **options})
 
 
 @pytest.mark.gpu

@@ -1,12 +1,13 @@
-"""The optimizers by name: their options, torch's own SGD untouched, parameter groups, and refusals."""
+"""The optimizers by name: their options, torch's own SGD untouched, groups, training with a stop, refusals."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
@@ -75,6 +76,74 @@ def test_sgd_needs_no_seed() -> None:
     assert isinstance(OPTIMIZERS.make("sgd", params=leaves(), lr=0.1), torch.optim.SGD)
 
 
+# Stops, and a real network
+
+TRAINED = [
+    ("sgd", {"lr": 0.5, "momentum": 0.9}),
+    ("entropy_sgd", {"lr": 1.0, "momentum": 0.9, "noise": 1e-3, "gamma_growth": 1e-3, "outer": "code"}),
+    ("sgld", {"lr": 1.0, "noise": 1e-3}),
+]
+
+
+def network() -> nn.Module:
+    net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    gen = Seed(8).generator()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(0.5 * torch.randn(p.shape, generator=gen))
+    return net
+
+
+def moved(optimizer: torch.optim.Optimizer, fresh: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """`fresh` with the state of `optimizer`, which went through copies of tensors and the text of plain numbers."""
+    state = {
+        i: {n: v.clone() if isinstance(v, Tensor) else json.loads(json.dumps(v)) for n, v in values.items()}
+        for i, values in optimizer.state_dict()["state"].items()
+    }
+    fresh.load_state_dict({"state": state, "param_groups": fresh.state_dict()["param_groups"]})
+    return fresh
+
+
+def trained(name: str, options: dict[str, Any], steps: int, *, stop: int | None = None) -> tuple[nn.Module, float]:
+    """A net after `steps` updates, its optimizer made anew at `stop`; and its loss."""
+    net = network()
+    x = torch.randn(64, 2, generator=Seed(6).generator())
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    optimizer = OPTIMIZERS.make(name, params=net.parameters(), seed=Seed(2), **options)
+
+    def closure() -> None:
+        net.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+
+    for step in range(steps):
+        if step == stop:
+            optimizer = moved(optimizer, OPTIMIZERS.make(name, params=net.parameters(), seed=Seed(2), **options))
+        closure()
+        if getattr(optimizer, "inner_loops", False):
+            optimizer.step(closure)  # type: ignore[arg-type]
+        else:
+            optimizer.step()
+    return net, nn.functional.cross_entropy(net(x), y).item()
+
+
+@pytest.mark.parametrize(("name", "options"), TRAINED)
+def test_a_stop_changes_no_bit(name: str, options: dict[str, Any]) -> None:
+    straight, _ = trained(name, options, 8)
+    for stop in (1, 5):
+        stopped, _ = trained(name, options, 8, stop=stop)
+        assert all(torch.equal(p, q) for p, q in zip(straight.parameters(), stopped.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "options"), TRAINED)
+def test_it_trains_a_network(name: str, options: dict[str, Any]) -> None:
+    _, before = trained(name, options, 0)
+    _, after = trained(name, options, 60)
+    assert after < 0.5 * before
+
+
+# Refusals
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -86,6 +155,26 @@ def test_sgd_needs_no_seed() -> None:
         ("sgd", {"weight_decay": -5e-4}, "sgd weight_decay must be a number >= 0, got -0.0005"),
         ("sgd", {"nesterov": True}, "sgd nesterov true needs momentum above 0, got 0.0"),
         ("sgld", {"momentum": 0.9}, "option of optimizer 'sgld': 'momentum'"),
+        ("entropy_sgd", {"lr": -0.1}, "entropy_sgd lr must be a number >= 0, got -0.1"),
+        ("entropy_sgd", {"momentum": 1.0}, "entropy_sgd momentum must be below 1, got 1.0"),
+        ("entropy_sgd", {"weight_decay": None}, "entropy_sgd weight_decay must be a number >= 0, got None"),
+        ("entropy_sgd", {"nesterov": True}, "entropy_sgd nesterov true needs momentum above 0, got 0.0"),
+        ("entropy_sgd", {"nesterov": "yes"}, "entropy_sgd nesterov must be true or false, got 'yes'"),
+        ("entropy_sgd", {"steps": 0}, "entropy_sgd steps must be a whole number >= 1, got 0"),
+        ("entropy_sgd", {"steps": 2.5}, "entropy_sgd steps must be a whole number >= 1, got 2.5"),
+        ("entropy_sgd", {"inner_lr": 0.0}, "entropy_sgd inner_lr must be above 0, got 0.0"),
+        ("entropy_sgd", {"gamma": -1}, "entropy_sgd gamma must be a number >= 0, got -1"),
+        ("entropy_sgd", {"gamma": 20.0}, r"inner_lr \* gamma must be below 2, got 0.1 \* 20.0 at update 0"),
+        ("entropy_sgd", {"gamma_growth": float("inf")}, "entropy_sgd gamma_growth must be a number >= 0, got inf"),
+        ("entropy_sgd", {"alpha": 0}, "entropy_sgd alpha must be above 0 and at most 1, got 0"),
+        ("entropy_sgd", {"alpha": 1.5}, "entropy_sgd alpha must be above 0 and at most 1, got 1.5"),
+        ("entropy_sgd", {"noise": "1e-4"}, "entropy_sgd noise must be a number >= 0, got '1e-4'"),
+        (
+            "entropy_sgd",
+            {"outer": "papers"},
+            "unknown entropy_sgd outer 'papers'; known: code, paper; did you mean 'paper'",
+        ),
+        ("entropy_sgd", {"seed": 0}, "entropy_sgd seed must be a Seed, got 0"),
     ],
 )
 def test_what_is_refused(name: str, options: dict[str, Any], message: str) -> None:
