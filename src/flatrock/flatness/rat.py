@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ class RAT(Flatness):
     ce_weight: str = "code"
     second_factor: float = 0.5
     cc: float | None = None
+    needs_attack: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.order, bool) or self.order not in (0, 1, 2):

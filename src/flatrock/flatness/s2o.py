@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness, Look, Penalty
@@ -21,6 +22,7 @@ class S2O(Flatness):
 
     weight: float = 0.3
     cc: float | None = None
+    needs_attack: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, value in (("weight", self.weight), ("cc", 0.0 if self.cc is None else self.cc)):

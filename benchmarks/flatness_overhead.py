@@ -1,0 +1,105 @@
+"""What each flatness method costs: the time of a training step over that of its objective alone.
+
+    python benchmarks/flatness_overhead.py --out benchmarks/flatness_overhead.json
+
+One process trains all contestants in turn, step by step on the same batches, so that whatever else the machine does
+falls on all of them alike. A ratio is the median over the rounds of (time of the method) / (time of its base in the
+same round); beside it stand the quartiles. PGD-10 and one thread, on the small network of the digits recipes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from flatrock.core.files import write_atomic
+from flatrock.core.provenance import birth_certificate
+from flatrock.engine.job import Job
+from flatrock.engine.step import train_step
+from flatrock.recipes.build import build_job
+from flatrock.recipes.load import load_recipe
+
+METHODS: dict[str, dict[str, Any]] = {
+    "rat": {"flatness": [{"name": "rat"}]},
+    "rat without noise": {"flatness": [{"name": "rat", "sigma": 0}]},
+    "trh": {"flatness": [{"name": "trh", "weight": 1e-4, "gamma": 1e-4}]},
+    "s2o": {"flatness": ["s2o"]},
+    "swa": {"flatness": ["swa"]},
+    "awp": {"flatness": ["awp"]},
+    "sam": {"flatness": ["sam"]},
+    "awp+rat+swa": {"flatness": ["awp", "rat", "swa"]},
+    "rat exact": {"flatness": [{"name": "rat", "terms": "exact"}]},
+    "entropy_sgd": {"optimizer": {"name": "entropy_sgd"}},
+    "atent": {"attack": {"name": "langevin", "steps": 10}},
+}
+# AT makes no clean pass; RAT and S2O add it.
+BASES = {"trades": list(METHODS), "at": ["rat", "trh", "s2o", "swa", "awp", "atent"]}
+
+
+def job(objective: str, batch_size: int, folder: Path, keys: dict[str, Any]) -> Job:
+    """A digits job with PGD-10 whose model is in train mode."""
+    overrides = {"attack": {"steps": 10}, "train.batch_size": batch_size, **keys}
+    made = build_job(load_recipe(f"digits_{objective}", overrides), folder=folder)
+    made.model.train()
+    return made
+
+
+def seconds(of: Job, batch: Any, step: int) -> float:
+    """Time of one training step."""
+    begun = time.perf_counter()
+    train_step(of, batch, step=step, guard=False)
+    return time.perf_counter() - begun
+
+
+def measure(objective: str, methods: list[str], *, batch_size: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Median step time of the base, and every method's ratio to it."""
+    base = job(objective, batch_size, folder, {})
+    contestants = {"base": base} | {m: job(objective, batch_size, folder, METHODS[m]) for m in methods}
+    batches = cycle([b for b in base.loader.epoch(0) if len(b.ids) == batch_size])
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for step in range(rounds + 3):
+        batch = next(batches)
+        for name, contestant in contestants.items():
+            taken = seconds(contestant, batch, step)
+            if step >= 3:  # the first rounds only warm up
+                times[name].append(taken)
+    rows = {}
+    for name in methods:
+        ratios = [t / b for t, b in zip(times[name], times["base"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        rows[name] = {"ratio": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
+    return {"base_ms": round(1000 * statistics.median(times["base"]), 2), "methods": rows}
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        found = {
+            base: measure(base, methods, batch_size=options.batch_size, rounds=options.rounds, folder=Path(folder))
+            for base, methods in BASES.items()
+        }
+    for base, result in found.items():
+        print(f"{base}: {result['base_ms']} ms a step")  # noqa: T201 (a script)
+        for name, row in result["methods"].items():
+            print(f"  {name:<18} x {row['ratio']:.3f}  ({row['quartiles'][0]:.3f} to {row['quartiles'][1]:.3f})")  # noqa: T201
+    if options.out:
+        certificate = birth_certificate(device="cpu", seed=0, rounds=options.rounds, batch_size=options.batch_size)
+        write_atomic(options.out, (json.dumps({**found, "provenance": certificate}, indent=2) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
