@@ -1,0 +1,134 @@
+"""TrH's curvature study on two moons: eigenvalue sum and spread of the Hessian while three networks train.
+
+    python examples/two_moons.py --out results/two_moons.json --figure docs/figures/two_moons.png
+
+Trains moons_at without regulariser, with the trace of the top layer, and with the trace of the whole network, then
+computes the Hessian of the adversarial training loss exactly at every fifth epoch. Some ten minutes on one CPU core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatrock.attacks.craft import craft
+from flatrock.attacks.gradient import GradientAttack
+from flatrock.cli.console import TerminalProgress, say
+from flatrock.core.files import write_atomic
+from flatrock.core.provenance import birth_certificate
+from flatrock.core.records import Run
+from flatrock.core.rng import Seed
+from flatrock.data.catalog import load_data
+from flatrock.data.split import fair_subset
+from flatrock.flatness.full_trace import Spectrum, spectrum_sums
+from flatrock.recipes.build import build_model, build_threat
+from flatrock.recipes.load import load_recipe
+from flatrock.recipes.restore import evaluate_run, load
+from flatrock.recipes.train import train_recipe
+from flatrock.reports.figures import COLOURS
+
+RECIPES = {"no trace": "moons_at", "top layer": "moons_at_trh_top", "whole network": "moons_at_trh_full"}
+LAYERS = {"whole": "whole network", "fc1": "layer 1", "fc2": "layer 2", "head": "layer 3 (top)"}
+POINTS, EVERY = 256, 5
+
+
+def spectra(model: nn.Module, x: Tensor, y: Tensor, recipe: str, seed: int) -> dict[str, Spectrum]:
+    """Of the adversarial loss on these points, attacked as in training; the whole network and each layer."""
+    threat = build_threat(load_recipe(recipe))
+    attack = GradientAttack(**load_recipe(recipe).attack.options)
+    x_adv = craft(attack, model, x, y, threat, Seed(seed).child("curvature").samples(torch.arange(len(x))))
+    whole, layers = spectrum_sums(F.cross_entropy(model(x_adv), y), dict(model.named_parameters()), chunk=256)
+    return {"whole": whole, **layers}
+
+
+def study(name: str, folder: Path, seed: int, progress: TerminalProgress) -> dict[str, Any]:
+    """Train one variant and measure it along the way."""
+    recipe = RECIPES[name]
+    run = train_recipe(
+        recipe,
+        folder=folder / recipe,
+        device="cpu",
+        overwrite=True,
+        progress=progress,
+        seed=seed,
+        **{"train.keep.every": EVERY, "select.every": EVERY},
+    )
+    data = fair_subset(load_data("moons", "train", **load_recipe(recipe).data.options), POINTS)
+    x, y = data.images(torch.arange(len(data))), data.y
+    models = {0: build_model(load_recipe(recipe, {"seed": seed})), **_kept(run)}
+    found: dict[str, Any] = {"recipe": recipe, "epochs": list(models)}
+    progress.begin(f"curvature, {name}", len(models))
+    for model in models.values():
+        for layer, spectrum in spectra(model.eval(), x, y, recipe, seed).items():
+            row = found.setdefault(layer, {"sum": [], "std": []})
+            row["sum"].append(spectrum.sum)
+            row["std"].append(spectrum.std)
+        progress.advance(1)
+    progress.end()
+    result = evaluate_run(run, which="last", attacks=["pgd-20"])
+    return {**found, "clean": result.clean, "pgd-20": result.robust}
+
+
+def _kept(run: Run) -> dict[int, nn.Module]:
+    files = sorted(run.folder.glob("epoch-*.safetensors"))
+    return {int(re.findall(r"\d+", f.stem)[0]): load(f) for f in files}
+
+
+def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
+    """Sum above, spread below; the whole network and its three layers side by side."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 5.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, len(LAYERS), sharex=True)
+    for column, (layer, title) in enumerate(LAYERS.items()):
+        for row, what in enumerate(("sum", "std")):
+            panel = axes[row, column]
+            for colour, mark, (name, run) in zip(COLOURS, "osD", runs.items(), strict=False):
+                panel.plot(run["epochs"], run[layer][what], color=colour, marker=mark, markersize=3, label=name)
+            panel.set_yscale("log")
+            panel.grid(alpha=0.25, linewidth=0.5)
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.tick_params(labelsize=8)
+        axes[0, column].set_title(title, fontsize=10, loc="left")
+        axes[1, column].set_xlabel("epoch", fontsize=9)
+    axes[0, 0].set_ylabel("sum of eigenvalues (trace)", fontsize=9)
+    axes[1, 0].set_ylabel("standard deviation of eigenvalues", fontsize=9)
+    axes[0, 0].legend(frameon=False, fontsize=9, title="trace in the loss of", title_fontsize=9)
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=130)
+    write_atomic(path, content.getvalue())
+
+
+def main() -> None:
+    """Train, measure, write, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/two_moons"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with TerminalProgress() as progress:
+        runs = {name: study(name, options.runs, options.seed, progress) for name in RECIPES}
+    for name, run in runs.items():
+        last = {layer: f"{run[layer]['sum'][-1]:.3g} / {run[layer]['std'][-1]:.3g}" for layer in LAYERS}
+        say(f"{name:<14} clean {100 * run['clean']:.1f}  pgd-20 {100 * run['pgd-20']:.1f}  sum / std at the end {last}")
+    if options.out:
+        certificate = birth_certificate(device="cpu", seed=options.seed, points=POINTS, command="examples/two_moons.py")
+        write_atomic(options.out, (json.dumps({"runs": runs, "provenance": certificate}, indent=1) + "\n").encode())
+    if options.figure:
+        draw(runs, options.figure)
+
+
+if __name__ == "__main__":
+    main()
