@@ -59,7 +59,8 @@ def study(name: str, folder: Path, seed: int, progress: TerminalProgress) -> dic
         overwrite=True,
         progress=progress,
         seed=seed,
-        **{"train.keep.every": EVERY, "select.every": EVERY},
+        train={"keep": {"every": EVERY}},
+        select={"every": EVERY},
     )
     data = fair_subset(load_data("moons", "train", **load_recipe(recipe).data.options), POINTS)
     x, y = data.images(torch.arange(len(data))), data.y
