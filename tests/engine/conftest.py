@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from flatrock.core.progress import Silent
-from flatrock.engine.checkpoint import load
+from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.loop import train

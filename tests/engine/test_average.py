@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import StateError
+from flatrock.core.tensorfile import load
 from flatrock.engine.average import averaged
-from flatrock.engine.checkpoint import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.loop import train

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from flatrock.core.errors import FlatrockError, StateError
-from flatrock.engine.checkpoint import load
+from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.records import EpochRecord
+from flatrock.core.tensorfile import load
 from flatrock.core.types import Parts, Views
-from flatrock.engine.checkpoint import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, Keep, ProbeOutcome
 from flatrock.engine.loop import train

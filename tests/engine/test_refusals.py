@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from flatrock.core.errors import ConfigError, StateError
-from flatrock.engine.checkpoint import load, model_tensors, put_model, save
+from flatrock.core.tensorfile import load, save
+from flatrock.engine.checkpoint import model_tensors, put_model
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError
 from flatrock.core.records import Result
+from flatrock.core.tensorfile import load as load_checkpoint
 from flatrock.data.catalog import load_data
 from flatrock.data.split import fair_subset
-from flatrock.engine.checkpoint import load as load_checkpoint
 from flatrock.engine.folder import OWN_FILE, RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train

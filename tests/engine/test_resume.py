@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flatrock.core.errors import StateError
-from flatrock.engine.checkpoint import load
+from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train

@@ -10,8 +10,9 @@ from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatErro
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import EpochRecord, Run, best_record
 from flatrock.core.rng import kept_global_rng, seed_layers
+from flatrock.core.tensorfile import save
 from flatrock.engine.average import averaged
-from flatrock.engine.checkpoint import model_tensors, save
+from flatrock.engine.checkpoint import model_tensors
 from flatrock.engine.events import EventLog
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome

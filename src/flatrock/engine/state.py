@@ -13,14 +13,8 @@ from torch import Tensor
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.progress import Progress
 from flatrock.core.records import EpochRecord
-from flatrock.engine.checkpoint import (
-    load,
-    model_tensors,
-    optimizer_tensors,
-    put_model,
-    put_optimizer,
-    save,
-)
+from flatrock.core.tensorfile import load, save
+from flatrock.engine.checkpoint import model_tensors, optimizer_tensors, put_model, put_optimizer
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.engine.job import Job
 from flatrock.engine.watch import Watch

@@ -16,9 +16,9 @@ from flatrock.core.files import write_atomic
 from flatrock.core.progress import Progress
 from flatrock.core.records import Result, Run
 from flatrock.core.registry import unknown
+from flatrock.core.tensorfile import load as load_checkpoint
 from flatrock.data.catalog import load_data
 from flatrock.data.split import fair_subset
-from flatrock.engine.checkpoint import load as load_checkpoint
 from flatrock.engine.checkpoint import put_model
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.checks import TEST_SELECTED
