@@ -8,25 +8,32 @@ from typing import Any
 
 import pytest
 import yaml
+from recipe_table_cases import EXPECTED as TABLE_ROWS
 
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.data.moons import SCALE
 from flatrock.engine.job import Keep
+from flatrock.flatness.catalog import FLATNESS
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.build import build_threat
-from flatrock.recipes.load import LIBRARY, library, load_recipe, recipe_names
+from flatrock.recipes.load import LIBRARY, TABLES, library, load_recipe, recipe_names
 from flatrock.recipes.schema import Recipe
 
 DATA, METHODS, NORMS = ("cifar10", "cifar100", "svhn"), ("at", "trades", "mart", "alp"), ("linf", "l2")
 GRID = [f"{d}_{m}_{n}" for d, m, n in product(DATA, METHODS, NORMS)]
 REGULARISED = [f"cifar10_at_{n}_{r}" for n, r in product(NORMS, ("l1", "l2", "cutout", "mixup"))]
-DIGITS = [f"digits_{m}" for m in ("standard", "at", "trades", "mart", "alp", "at_l2", "trades_l2")]
+PLAIN_DIGITS = ("standard", "at", "trades", "mart", "alp", "at_l2", "trades_l2")
+FLAT_DIGITS = ("trades_awp", "trades_rat", "trades_trh", "trades_s2o", "trades_swa", "trades_awp_rat_swa", "at_awp")
+DIGITS = [f"digits_{m}" for m in (*PLAIN_DIGITS, *FLAT_DIGITS, "at_sam", "atent", "entropy_sgd")]
 MNIST = ["mnist_at_linf", "mnist_trades_linf", "fashion_mnist_at_linf"]
+FLAT_MNIST = ["mnist_atent_linf", "mnist_atent_l2", "mnist_sgd", "mnist_entropy_sgd"]
 NETWORKS = ["cifar10_at_linf_wrn34", *(f"cifar10_trades_linf_{n}" for n in ("wrn34", "vgg16", "mobilenetv2"))]
-OTHERS = [*DIGITS, "moons_at", "moons_standard", *MNIST, *NETWORKS, "cifar10_at_fast"]
-EXPECTED = sorted(GRID + REGULARISED + OTHERS)
-MEASURED = [*DIGITS, "moons_at", "moons_standard", "cifar10_at_fast"]
-BASES = ["_at", "_digits", "_mart", "_paper", "_trades"]
+OURS = ["cifar10_at_fast", "cifar10_at_trh", "cifar10_trades_trh"]
+OTHERS = [*DIGITS, "moons_at", "moons_standard", *MNIST, *FLAT_MNIST, *NETWORKS, *OURS]
+IN_TABLES = [row for rows in TABLE_ROWS.values() for row in rows]
+EXPECTED = sorted(GRID + OTHERS + IN_TABLES)
+MEASURED = [*DIGITS, "moons_at", "moons_standard", *TABLE_ROWS["trh_moons"], "cifar10_at_fast"]
+BASES = ["_at", "_atent", "_digits", "_mart", "_paper", "_rat", "_trades"]
 
 
 @cache
@@ -52,14 +59,16 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 49
+    assert len(EXPECTED) == len(set(EXPECTED)) == 135
+    assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES
 
 
 def test_no_two_files_share_a_name() -> None:
-    stems = [p.stem for p in LIBRARY.rglob("*.y*ml")]
-    assert sorted(stems) == sorted(library())
+    files = [p.stem for p in LIBRARY.rglob("*.y*ml") if p.parent != TABLES]
+    rows = [row for p in TABLES.iterdir() for row in yaml.safe_load(p.read_text())["rows"]]
+    assert sorted(files + rows) == sorted(library())
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -69,8 +78,13 @@ def test_recipe_is_valid_and_says_what_it_is(name: str) -> None:
     for key, text in recipe.about.model_dump().items():
         assert text.strip(), f"{name}: about.{key} is empty"
         assert "TBD" not in text
-    own = yaml.safe_load(library()[name].read_text())["about"]
-    assert {"summary", "expect"} <= own.keys(), "a base's claim is not this recipe's"
+    own = yaml.safe_load(library()[name].read_text())
+    own = own["rows"][name] if name in IN_TABLES else own
+    assert {"summary", "expect"} <= own["about"].keys(), "a base's claim is not this recipe's"
+
+
+@pytest.mark.parametrize("name", [n for n in EXPECTED if n not in IN_TABLES])
+def test_a_file_opens_with_what_it_is_and_its_command(name: str) -> None:
     assert f"#   flatrock train {name}" in comments(name)
     assert 2 <= len(comments(name)) <= 6
     assert len(library()[name].read_text().splitlines()) <= 25
@@ -181,18 +195,6 @@ def test_kept_epochs_are_the_papers() -> None:
     assert {e for e in range(1, 201) if rat.wants(e)} == windows | set(range(100, 201, 5))
 
 
-def test_regularised_rows_differ_from_plain_at_by_one_thing() -> None:
-    changed = {
-        "l1": {"optimizer": {"l1": 5e-6}},
-        "l2": {"optimizer": {"decay_on": "weights", "weight_decay": 5e-3}},
-        "cutout": {"data": {"augment": {"cutout": 14}}},
-        "mixup": {"data": {"augment": {"mixup": 1.4}}},
-    }
-    for norm, (row, keys) in product(NORMS, changed.items()):
-        by_hand = load_recipe(f"cifar10_at_{norm}", keys)
-        assert load_recipe(f"cifar10_at_{norm}_{row}").training_keys() == by_hand.training_keys()
-
-
 @pytest.mark.parametrize(
     ("name", "base", "network"),
     [
@@ -214,6 +216,35 @@ def test_mnist_constants() -> None:
     assert load_recipe("mnist_trades_linf").objective.options == {"beta": 1}
 
 
+def test_mnist_constants_of_atent_and_entropy_sgd() -> None:
+    walk = {"name": "langevin", "average": 0.9, "project": "every", "bn_mode": "train"}
+    linf = {**walk, "steps": 80, "step_size": 0.01, "noise": 1e-4, "gamma": 0}
+    l2 = {**walk, "steps": 40, "step_size": 2.5 * 2 / 40, "noise": 1e-2, "gamma": 0.05}
+    assert loaded("mnist_atent_linf").attack.model_dump() == linf
+    assert loaded("mnist_atent_l2").attack.model_dump() == l2
+    assert (loaded("mnist_atent_l2").model.name, loaded("mnist_atent_l2").train.batch_size) == ("lenet5", 50)
+    for name in ("mnist_sgd", "mnist_entropy_sgd"):
+        recipe = loaded(name)
+        assert (recipe.optimizer.lr, recipe.train.batch_size, recipe.train.epochs) == (0.1, 128, 50)
+        assert recipe.objective.name == "standard"
+    flat = loaded("mnist_entropy_sgd").optimizer
+    assert flat.name == "entropy_sgd"
+    assert flat.options == {
+        "steps": 5, "gamma": 1e-3, "inner_lr": 0.1, "alpha": 0.25, "noise": 1e-4, "outer": "code"
+    }  # fmt: skip
+
+
+def test_trh_on_cifar_has_the_papers_weights_and_our_decay() -> None:
+    for method, weight in {"at": 5e-4, "trades": 1e-4}.items():
+        by_hand = {"flatness": [{"name": "trh", "weight": weight, "schedule": "multistep"}]}
+        recipe = loaded(f"cifar10_{method}_trh")
+        expected = load_recipe(f"cifar10_{method}_linf", by_hand)
+        assert {**recipe.training_keys(), "flatness": None} == {**expected.training_keys(), "flatness": None}
+        assert FLATNESS.make("trh", **recipe.flatness[0].options) == FLATNESS.make(
+            "trh", **expected.flatness[0].options
+        )
+
+
 def test_moons_radius_is_the_papers_in_stored_units() -> None:
     recipe = load_recipe("moons_at")
     assert recipe.threat.eps * SCALE == pytest.approx(0.02, rel=1e-15)
@@ -221,5 +252,7 @@ def test_moons_radius_is_the_papers_in_stored_units() -> None:
     assert load_recipe("moons_standard").training_keys()["attack"]["name"] == "none"
 
 
-def test_every_objective_has_a_recipe() -> None:
+def test_every_objective_method_and_optimizer_of_a_paper_has_a_recipe() -> None:
     assert set(OBJECTIVES.names()) <= {loaded(n).objective.name for n in EXPECTED}
+    assert set(FLATNESS.names()) <= {f.name for n in EXPECTED for f in loaded(n).flatness}
+    assert {"sgd", "entropy_sgd"} <= {loaded(n).optimizer.name for n in EXPECTED}

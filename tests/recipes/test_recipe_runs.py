@@ -110,7 +110,8 @@ def test_building_a_job_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_robust_recipes_beat_standard_training_by_far(tmp_path: Path) -> None:
     accuracy = {}
-    for name in ("digits_standard", "digits_at", "digits_trades", "digits_mart", "digits_alp"):
+    objectives = ("digits_standard", "digits_at", "digits_trades", "digits_mart", "digits_alp")
+    for name in (*objectives, "digits_trades_awp_rat_swa", "digits_atent", "digits_at_sam"):
         run = train(build_job(load_recipe(name), folder=tmp_path / name))
         result = evaluate_run(run, attacks=["pgd-20"])
         accuracy[name] = (result.clean, result.robust)
@@ -122,7 +123,7 @@ def test_robust_recipes_beat_standard_training_by_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("cifar10_") and "wrn34" not in n])
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("cifar10_") and "wrn" not in n])
 def test_two_steps_on_real_cifar10(name: str, run_folder: Path) -> None:
     if not (folder := os.environ.get("FLATROCK_TEST_DATA")):
         pytest.skip("set FLATROCK_TEST_DATA to the folder that holds CIFAR-10")
