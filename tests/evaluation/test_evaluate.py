@@ -78,7 +78,9 @@ def test_misclassified_samples_count_as_broken_and_cost_nothing() -> None:
     result = evaluate(model, x, y, Linf(0.0), attacks=["pgd-5"])
     assert result.robust == result.clean == 60 / 90
     assert not bool(result.flags["pgd-5"][::3].any())
-    assert model.rows == [90, *[60] * 5, 60], "one clean pass, five steps and the verdict on the 60 that were right"
+    assert model.rows == [90, 90, 90, *[60] * 5, 60], (
+        "a clean pass and two to doubt the model, five steps and the verdict on the 60 that were right"
+    )
 
 
 def test_each_attack_is_judged_on_its_own() -> None:

@@ -83,7 +83,8 @@ class Later(nn.Module):
 @pytest.mark.parametrize("batch_size", [10, 100])
 def test_e02_is_not_raised_by_other_outputs(ending: Callable[[], nn.Module], batch_size: int) -> None:
     x, y = data(30)
-    assert codes(evaluate(net(ending()), x, y, THREAT, attacks=["fgsm"], batch_size=batch_size)) == []
+    found = codes(evaluate(net(ending()), x, y, THREAT, attacks=["fgsm"], batch_size=batch_size))
+    assert found == (["E05"] if ending is Later else []), "one that changes its mind is doubted for that"
 
 
 def test_e03_weights_chosen_on_the_test_set() -> None:
@@ -136,7 +137,7 @@ def test_labels_are_given_once(attacks: list[Any], label: str) -> None:
 
 def test_a_label_of_its_own_tells_two_attacks_apart() -> None:
     plan = make_plan(["pgd-20", {"name": "pgd", "steps": 20, "restarts": 5, "label": "pgd-20 x5"}])
-    assert list(plan) == ["pgd-20", "pgd-20 x5"]
+    assert [step.label for step in plan] == ["pgd-20", "pgd-20 x5"]
 
 
 def test_a_fault_in_the_plan_comes_before_any_work() -> None:
@@ -203,11 +204,9 @@ def test_progress_adds_up() -> None:
     x, y = data()
     listener = Listener()
     evaluate(net(), x, y, THREAT, attacks=["fgsm", "pgd-2"], batch_size=25, progress=listener)
-    assert listener.told == [
-        ("begin", 120),
-        *[(units, name) for name in ("fgsm", "pgd-2") for units in (25, 25, 10)],
-        "end",
-    ]
+    told = [t if isinstance(t, str) or t[0] == "begin" else t[0] for t in listener.told]
+    assert told == 2 * [("begin", 60), 25, 25, 10, "end"]
+    assert all("% stand" in t[1] for t in listener.told if isinstance(t, tuple) and t[0] != "begin")
 
 
 class Overflows(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text
 
-SCHEMA = "flatrock.result/1"
+SCHEMA = "flatrock.result/2"
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,20 @@ class Result:
     """An evaluation. `flags[name][i]` says whether sample i is still classified right under `name`.
 
     Every accuracy is computed from the flags, as a fraction of ALL samples. `predictions` are the classes given to
-    the unperturbed inputs, `attacks` the options behind each name.
+    the unperturbed inputs, `attacks` the options behind each name. Attacks of a plan (`plans[name]`) share survivors:
+    the flags of each say what still stood after it, those of the last are the plan's. `margins` hold z_y minus the
+    largest other logit, on the clean input and, as `worst`, on the input that hurt most. `rounded` says what stands
+    after adversarial inputs were rounded to 8 bits. `adversarial` are the inputs behind `worst` (not in the JSON).
     """
 
     threat: Mapping[str, Any]
     flags: Mapping[str, Tensor]
     predictions: Tensor | None = None
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    margins: Mapping[str, Tensor] = field(default_factory=dict)
+    rounded: Tensor | None = None
+    adversarial: Tensor | None = None
     findings: tuple[Finding, ...] = ()
     costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
@@ -105,8 +112,23 @@ class Result:
 
     @property
     def per_attack(self) -> dict[str, float]:
-        """Robust accuracy under each attack on its own."""
-        return {name: self._share(flag) for name, flag in self.flags.items() if name != "clean"}
+        """Robust accuracy under each attack on its own, and under each plan as a whole."""
+        members = {label: plan for plan, labels in self.plans.items() for label in labels}
+        found: dict[str, float] = {}
+        for name, flag in self.flags.items():
+            if name != "clean":
+                found[members.get(name, name)] = self._share(flag)  # a plan's last attack has the last word
+        return found
+
+    @property
+    def after(self) -> dict[str, float]:
+        """Accuracy after each attack, the attacks of plans included."""
+        return {name: self._share(flag) for name, flag in self.flags.items()}
+
+    @property
+    def robust_rounded(self) -> float | None:
+        """Accuracy of the worst case once adversarial inputs are rounded to 8 bits."""
+        return None if self.rounded is None else self._share(self.rounded)
 
     def _share(self, flag: Tensor) -> float:
         return float(flag.double().mean()) if flag.numel() else float("nan")
@@ -121,9 +143,13 @@ class Result:
                 "clean": self.clean,
                 "robust": self.robust,
                 "per_attack": self.per_attack,
+                "robust_rounded": self.robust_rounded,
                 "flags": {name: flag.int().tolist() for name, flag in self.flags.items()},
                 "predictions": None if self.predictions is None else self.predictions.tolist(),
                 "attacks": {k: dict(v) for k, v in self.attacks.items()},
+                "plans": {k: list(v) for k, v in self.plans.items()},
+                "margins": {k: [round(m, 6) for m in v.double().tolist()] for k, v in self.margins.items()},
+                "rounded": None if self.rounded is None else self.rounded.int().tolist(),
                 "findings": [asdict(f) for f in self.findings],
                 "costs": {k: dict(v) for k, v in self.costs.items()},
                 "marks": list(self.marks),
@@ -143,13 +169,16 @@ class Result:
                 flags={k: torch.tensor(v, dtype=torch.bool) for k, v in d["flags"].items()},
                 predictions=None if d["predictions"] is None else torch.tensor(d["predictions"]),
                 attacks=d["attacks"],
+                plans={k: tuple(v) for k, v in d["plans"].items()},
+                margins={k: torch.tensor(v, dtype=torch.float64) for k, v in d["margins"].items()},
+                rounded=None if d["rounded"] is None else torch.tensor(d["rounded"], dtype=torch.bool),
                 findings=tuple(Finding(**f) for f in d["findings"]),
                 costs=d["costs"],
                 marks=tuple(d["marks"]),
                 provenance=d["provenance"],
             )
-            stated = (d["n"], d["clean"], d["robust"], d["per_attack"])
-            follows = (result.n, result.clean, result.robust, result.per_attack)
+            stated = (d["n"], d["clean"], d["robust"], d["per_attack"], d["robust_rounded"])
+            follows = (result.n, result.clean, result.robust, result.per_attack, result.robust_rounded)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise StateError(f"{where} is not a flatrock result ({error}); evaluate again") from error
         if stated != follows:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import looks_like_probabilities
 from flatrock.core.records import Finding
+from flatrock.core.threat import Threat
 
 TEST_SELECTED = "test-selected"
+# Two passes over the same input may differ by this much, relative to the largest logit, through rounding alone.
+SAME = 1e-4
+# Share of samples with no gradient at all that is still put down to saturation.
+FEW_ZEROS = 0.05
+# What black-box attacks may find after white-box ones (the official AutoAttack's own bound).
+BLACK_BOX_GAIN = 0.002
+# Share of disputed samples worth mentioning.
+FEW_DISPUTES = 0.005
+# How much more steps or restarts may break: this share of the samples looked at, and at least so many.
+STEPS_GAIN, LEAST = 0.03, 3
+# How far below its highest value the loss may end, relative to its rise.
+LOSS_DROP = 0.1
+# Share that may survive a budget of half the box.
+SURVIVES_ANYTHING = 0.05
 
 
 def check_mode(model: nn.Module) -> list[Finding]:
@@ -62,3 +77,123 @@ def check_marks(marks: tuple[str, ...]) -> list[Finding]:
             "train with select.data: held_out to get an unbiased number",
         )
     ]
+
+
+def check_random(first: Tensor, second: Tensor) -> list[Finding]:
+    """E05: the model answers the same input differently."""
+    scale = float(first.abs().max()) or 1.0
+    gap = float((first - second).abs().max()) / scale
+    if not gap > SAME:
+        return []
+    return [
+        Finding(
+            "E05",
+            f"the model answers the same input differently (logits differ by {100 * gap:.2g} % of the largest)",
+            "use the plan autoattack-rand, whose gradients are means over 20 passes",
+        )
+    ]
+
+
+def check_gradients(sizes: Tensor) -> list[Finding]:
+    """E06: the loss has no gradient for many inputs."""
+    zeros = float((sizes == 0).double().mean()) if sizes.numel() else 0.0
+    if zeros <= FEW_ZEROS:
+        return []
+    return [
+        Finding(
+            "E06",
+            f"{100 * zeros:.0f} % of the inputs looked at have a gradient of exactly zero: gradient attacks stand still",
+            "return unscaled logits in float32; rely on square, which needs no gradient",
+        )
+    ]
+
+
+def check_black_box(gains: Mapping[str, float]) -> list[Finding]:
+    """E07: an attack without gradients found what attacks with gradients had missed."""
+    return [
+        Finding(
+            "E07",
+            f"{label} broke {100 * gain:.2f} % of the samples after the gradient attacks had given up on them",
+            "the gradients mislead; look for quantisation, randomness or saturation in the model",
+        )
+        for label, gain in gains.items()
+        if gain > BLACK_BOX_GAIN
+    ]
+
+
+def check_steps(few: float, many_steps: float, many_starts: float, samples: int) -> list[Finding]:
+    """E08: PGD with more steps or restarts still breaks more."""
+    slack = max(STEPS_GAIN, LEAST / samples)
+    found = {"100 steps instead of 20": many_steps, "5 restarts instead of 1": many_starts}
+    return [
+        Finding(
+            "E08",
+            f"PGD with {what} breaks {100 * (few - share):.1f} % more of {samples} samples",
+            "the attacks have not converged; use more steps and restarts, or the plan autoattack",
+        )
+        for what, share in found.items()
+        if few - share > slack
+    ]
+
+
+def check_climb(losses: Mapping[int, float]) -> list[Finding]:
+    """E09: more steps up the loss end lower than fewer did."""
+    values = list(losses.values())
+    top, rise = max(values), max(values) - min(values)
+    if top - values[-1] <= LOSS_DROP * rise:
+        return []
+    told = ", ".join(f"{steps}: {value:.3g}" for steps, value in losses.items())
+    return [
+        Finding(
+            "E09",
+            f"the loss does not rise with the steps of PGD ({told})",
+            "the loss surface is rough or its gradients wrong; trust square and transfer more than gradient attacks",
+        )
+    ]
+
+
+def check_budget(standing: float, threat: Threat, samples: int) -> list[Finding]:
+    """E10: samples survive a budget that can turn any input into any other."""
+    if standing <= SURVIVES_ANYTHING:
+        return []
+    return [
+        Finding(
+            "E10",
+            f"{100 * standing:.0f} % of {samples} samples survive PGD with {threat.norm} eps {threat.eps:.3g}, "
+            "which allows almost any input",
+            "attacks must win with such a budget; their gradients are masked",
+        )
+    ]
+
+
+def check_disputes(disputed: int, samples: int) -> list[Finding]:
+    """E11: half precision called samples broken that full precision did not."""
+    if disputed <= FEW_DISPUTES * samples:
+        return []
+    return [
+        Finding(
+            "E11",
+            f"half precision called {disputed} samples broken that float32 gets right; they were attacked again in it",
+            "the number is right, only slower than need be; use precision full for this model",
+        )
+    ]
+
+
+def check_few_classes(instead: Sequence[str], classes: int) -> list[Finding]:
+    """E12: a plan's losses are not defined on so few classes."""
+    if not instead:
+        return []
+    return [
+        Finding(
+            "E12",
+            f"with {classes} classes the plan climbs {' and '.join(instead)}",
+            "compare only with results obtained the same way",
+        )
+    ]
+
+
+def check_precision(note: str) -> list[Finding]:
+    """E13: attacks could not use half precision."""
+    if not note:
+        return []
+    return [Finding("E13", f"attacks craft in float32: {note}", "the number is right, only slower")]

@@ -1,31 +1,36 @@
-"""Evaluate a model under a list of attacks: flags per sample, findings, costs."""
+"""Evaluate a model under attacks and plans: flags per sample, findings, costs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.catalog import describe, parse_attack
-from flatrock.attacks.craft import check_inputs, check_logits, check_model, craft
-from flatrock.attacks.pgd import classified_right
-from flatrock.core.borrow import borrowed, full_precision
+from flatrock.attacks.catalog import describe
+from flatrock.attacks.craft import check_inputs, check_model
+from flatrock.core.borrow import borrowed
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
+from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
-from flatrock.core.records import Finding, Result
+from flatrock.core.records import Result
 from flatrock.core.rng import Seed
+from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
-from flatrock.core.types import Attack
-from flatrock.evaluation.checks import check_finite, check_marks, check_mode, check_probabilities
+from flatrock.evaluation.checks import check_marks, check_mode
+from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
+from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home, placed
+from flatrock.evaluation.fast_model import Counted, half_model
+from flatrock.evaluation.journal import Journal
+from flatrock.evaluation.plans import Step, make_plan
+from flatrock.evaluation.tally import Tally
 
 DEFAULT_ATTACKS = ("pgd-20", "cw-20")
+PRECISIONS = ("auto", "full", "half")
 
 
 def evaluate(
@@ -36,137 +41,108 @@ def evaluate(
     *,
     attacks: Sequence[str | Mapping[str, Any]] = DEFAULT_ATTACKS,
     device: torch.device | str | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
+    precision: str = "auto",
+    doubt: bool = False,
+    keep_adversarial: bool = False,
+    journal: Path | None = None,
+    resume: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
     marks: tuple[str, ...] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Accuracy of any module that maps [0, 1] inputs to logits, clean and under each attack on its own.
+    """Accuracy of any module that maps [0, 1] inputs to logits, clean and under attacks and plans.
 
-    An attack is tried on every sample the model gets right; a sample it breaks leaves the batch at once. The
-    verdict is a separate float32 pass over what the attack returned. `Result.robust` counts the samples that
-    survive every attack named.
+    An attack is tried on every sample the model gets right, an attack of a plan (`autoattack`) on what the plan's
+    earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass. `Result.robust`
+    counts the samples that survive everything. `precision`: attacks craft in half precision on a GPU (`auto`),
+    everywhere, or nowhere (`full`). `doubt` spends some more passes on looking for reasons not to believe the number.
+    With a `journal` folder every finished batch is on disk, and `resume` goes on from there.
     """
-    plan = make_plan(attacks)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    choose("evaluate", "precision", precision, PRECISIONS)
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
+    make_plan(attacks)  # a typo is found before anything is computed
     check_inputs(x, y, threat)
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to evaluate: x has no samples")
     check_model(model, x)
-    where = _home(model) if device is None else pick_device(device)
+    where = home(model) if device is None else pick_device(device)
     marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
-    root = Seed(seed)
-    exam = _Exam(model, x, y, threat, where, batch_size, root.child("evaluate"))
-    with _placed(model, where), borrowed(model, where), full_precision(where):
-        predictions, doubts = _predict(exam)
-        flags, costs, no_answer = _try_all(exam, plan, predictions == y.cpu(), progress or Silent())
+    listener = progress or Silent()
+    size = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH)
+    with placed(model, where), borrowed(model, where):
+        exam = Exam(model, Counted(model), x, y, threat, where, size, Seed(seed).child("evaluate"))
+        logits, margins = exam.clean_pass()
+        steps = make_plan(attacks, classes=logits.shape[1])
+        crafted, note = _crafting(exam, precision)
+        identity = _identity(exam, steps, seed, crafted)
+        tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
+        findings += doubts_before(exam, logits, note)
+        store = Journal(journal, identity, resume=resume)
+        _run(exam, steps, tally, store, listener)
+        findings += doubts_after(steps, tally, samples=x.shape[0], classes=logits.shape[1])
+        if doubt:
+            findings += doubts_deep(exam, tally)
+        rounded = tally.rounded(exam)
+    certificate = birth_certificate(device=where, seed=Seed(seed).key, batch_size=exam.batch_size, precision=crafted)
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
-        flags=flags,
-        predictions=predictions,
-        attacks={label: describe(attack, threat) for label, attack in plan.items()},
-        findings=tuple(findings + doubts + check_finite(no_answer)),
-        costs=costs,
+        flags=tally.flags,
+        predictions=logits.argmax(1),
+        attacks={s.label: describe(s.attack, threat) for s in steps},
+        plans=tally.plans,
+        margins=tally.margins,
+        rounded=rounded,
+        adversarial=tally.adversarial,
+        findings=tuple(findings),
+        costs=tally.costs,
         marks=marks,
-        provenance={**birth_certificate(device=where, seed=root.key, batch_size=batch_size), **(provenance or {})},
+        provenance={**certificate, **(provenance or {})},
     )
 
 
-@dataclass(frozen=True)
-class _Exam:
-    """What is asked of whom, the same for every attack."""
-
-    model: nn.Module
-    x: Tensor
-    y: Tensor
-    threat: Threat
-    device: torch.device
-    batch_size: int
-    seed: Seed
-
-    def batches(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Row numbers (on the CPU), inputs and labels (on the device), a batch at a time."""
-        for part in torch.split(rows, self.batch_size) if len(rows) else ():
-            yield part, self.x[part.to(self.x.device)].to(self.device), self.y[part.to(self.y.device)].to(self.device)
+def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
+    """Give the exam a fast twin of the model where asked for; what attacks craft with, and why not otherwise."""
+    wanted = precision == "half" or (precision == "auto" and exam.device.type == "cuda")
+    if not wanted or exam.x.dtype != torch.float32:
+        return "float32" if exam.x.dtype == torch.float32 else "float64", ""
+    first, _ = exam.inputs(torch.arange(min(exam.x.shape[0], exam.batch_size)))
+    fast, note = half_model(exam.model, first, compiled=exam.device.type == "cuda")
+    if fast is None:
+        return "float32", note
+    exam.crafting, exam.exact = Counted(fast), False
+    return note, ""
 
 
-def _predict(exam: _Exam) -> tuple[Tensor, list[Finding]]:
-    """The class given to each unperturbed input, and whether the outputs look like probabilities."""
-    predictions: list[Tensor] = []
-    doubts: list[Finding] = []
-    for rows, x, y in exam.batches(torch.arange(exam.x.shape[0])):
-        with torch.no_grad():
-            logits = exam.model(x)
-        check_logits(logits, x, y)
-        doubts = check_probabilities(logits) if doubts or int(rows[0]) == 0 else []
-        predictions.append(logits.argmax(1).cpu())
-    return torch.cat(predictions), doubts
+def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str) -> dict[str, Any]:
+    """What must be the same for an evaluation to go on."""
+    weights = {k: v.detach().cpu().contiguous() for k, v in exam.model.state_dict().items()}
+    return {
+        "model": digest(weights, ""),
+        "data": digest({"x": exam.x.cpu().contiguous(), "y": exam.y.cpu()}, ""),
+        "attacks": {s.label: describe(s.attack, exam.threat) for s in steps},
+        "threat": [exam.threat.norm, exam.threat.eps],
+        "seed": seed,
+        "batch_size": exam.batch_size,
+        "precision": precision,
+    }
 
 
-def _try_all(
-    exam: _Exam, plan: Mapping[str, Attack], clean: Tensor, progress: Progress
-) -> tuple[dict[str, Tensor], dict[str, dict[str, float]], dict[str, int]]:
-    """Every attack on every sample that is right without it: flags, costs, and how many got no finite answer."""
-    flags: dict[str, Tensor] = {"clean": clean}
-    costs: dict[str, dict[str, float]] = {}
-    no_answer: dict[str, int] = {}
-    candidates = clean.nonzero().squeeze(1)
-    progress.begin("evaluating", len(plan) * len(candidates))
-    for label, attack in plan.items():
-        begun = time.perf_counter()
-        flags[label], no_answer[label] = clean.clone(), 0
-        for rows, x, y in exam.batches(candidates):
-            gen = exam.seed.child(label).samples(rows.to(exam.device))
-            x_adv = craft(attack, exam.model, x, y, exam.threat, gen, early_stop=True)
-            with torch.no_grad():
-                logits = exam.model(x_adv)
-            flags[label][rows] = classified_right(logits, y).cpu()
-            no_answer[label] += int((~torch.isfinite(logits).all(1)).sum())
-            progress.advance(len(rows), label)
-        costs[label] = {"seconds": time.perf_counter() - begun, "samples": float(len(candidates))}
-    progress.end()
-    return flags, costs, no_answer
-
-
-def make_plan(attacks: Sequence[str | Mapping[str, Any]]) -> dict[str, Attack]:
-    """Labels and configured attacks; every fault in the list is reported at once."""
-    if isinstance(attacks, str | Mapping):
-        attacks = [attacks]
-    if not isinstance(attacks, Sequence):
-        raise ConfigError(f"attacks must be a list of names such as ['pgd-20', 'cw-20'], got {attacks!r}")
-    plan: dict[str, Attack] = {}
-    faults = []
-    for spec in attacks:
-        try:
-            label, attack = parse_attack(spec)
-        except ConfigError as error:
-            faults.append(" ".join([f"{spec!r}:", str(error.args[0]).replace("\n  - ", " ")]))
-            continue
-        if label in plan or label == "clean":
-            faults.append(f"attack label {label!r} is taken; give one of the two a 'label' of its own")
-        plan[label] = attack
-    if not attacks:
-        faults.append("none is named, so nothing would be robustness; name at least one, for example pgd-20")
-    if faults:
-        raise ConfigError("attacks:", tuple(faults))
-    return plan
-
-
-def _home(model: nn.Module) -> torch.device:
-    """The device the model lives on (the CPU for a model without tensors)."""
-    tensor = next(iter(model.parameters()), next(iter(model.buffers()), None))
-    return torch.device("cpu") if tensor is None else tensor.device
-
-
-@contextmanager
-def _placed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Lend the model to another device and bring it home."""
-    home = _home(model)
-    try:
-        model.to(device)
-        yield
-    finally:
-        model.to(home)
+def _run(exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, progress: Progress) -> None:
+    """Every step on its candidates, batch by batch; what the journal holds is not computed again."""
+    for step in steps:
+        rows = tally.candidates(step)
+        tally.begin(step)
+        progress.begin(f"evaluating {step.label}", len(rows))
+        while len(rows):
+            chunk = store.replay(step.label, rows)
+            if chunk is None:
+                chunk = exam.attempt(step, rows)
+                store.keep(chunk)
+            tally.add(step, chunk)
+            rows = rows[len(chunk.rows) :]
+            progress.advance(len(chunk.rows), f"{100 * tally.standing:.2f} % stand")
+        progress.end()

@@ -20,7 +20,7 @@ from flatrock.core.types import Attack, Objective
 from flatrock.data.catalog import data_options, info
 from flatrock.data.source import Source
 from flatrock.engine.schedule import SCHEDULES
-from flatrock.evaluation.evaluate import make_plan
+from flatrock.evaluation.plans import make_plan
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import create_model
 from flatrock.objectives.catalog import OBJECTIVES
@@ -192,8 +192,8 @@ def _plans(draft: Draft) -> None:
         parsed = draft.build("select.attack", lambda: parse_attack(select.attack))
         attacks |= {} if parsed is None else {"select.attack": parsed[1]}
     if evaluate := draft.get("evaluate", Evaluate):
-        plan = draft.build("evaluate.attacks", lambda: make_plan(evaluate.attacks))
-        attacks |= {f"evaluate.attacks {label}": attack for label, attack in (plan or {}).items()}
+        plan = draft.build("evaluate.attacks", lambda: make_plan(evaluate.attacks, classes=draft.classes))
+        attacks |= {f"evaluate.attacks {step.label}": step.attack for step in plan or ()}
     for where, attack in attacks.items():
         if draft.classes is not None and draft.classes < 3 and getattr(attack, "loss", "") == "dlr":
             draft.note(f"{where}: loss 'dlr' needs at least 3 classes, there are {draft.classes}; use 'cw'")

@@ -181,10 +181,10 @@ class Select(Section):
 
 
 class Evaluate(Section):
-    """The attacks `flatrock eval` runs unless told otherwise."""
+    """The attacks and plans `flatrock eval` runs unless told otherwise; without batch_size it fits the device."""
 
     attacks: tuple[str | dict[str, Any], ...] = ("fgsm", "pgd-20", "cw-20")
-    batch_size: Annotated[Whole, Field(ge=1)] = 256
+    batch_size: Annotated[Whole, Field(ge=1)] | None = None
 
 
 class Recipe(Section):

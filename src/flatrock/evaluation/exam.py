@@ -1,0 +1,139 @@
+"""One evaluation: who is asked what, in which batches, with which model for crafting and which for the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from flatrock.attacks.craft import check_logits, craft
+from flatrock.attacks.losses import margin
+from flatrock.attacks.pgd import classified_right
+from flatrock.core.borrow import full_precision
+from flatrock.core.rng import Seed
+from flatrock.core.threat import Threat
+from flatrock.core.types import Attack
+from flatrock.evaluation.fast_model import Counted
+from flatrock.evaluation.journal import Chunk
+from flatrock.evaluation.plans import Step
+
+# Samples attacked together unless told otherwise; halved when a GPU's memory does not hold them.
+CPU_BATCH, GPU_BATCH = 256, 2048
+
+
+@dataclass
+class Exam:
+    """What is asked of whom, the same for every attack; `crafting` may be a faster, less precise twin of `model`."""
+
+    model: nn.Module
+    crafting: Counted
+    x: Tensor
+    y: Tensor
+    threat: Threat
+    device: torch.device
+    batch_size: int
+    seed: Seed
+    exact: bool = True  # whether crafting is the model itself
+    halved: list[int] = field(default_factory=list)
+
+    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of these rows on the device."""
+        return self.x[rows.to(self.x.device)].to(self.device), self.y[rows.to(self.y.device)].to(self.device)
+
+    def verdict(self, x: Tensor) -> Tensor:
+        """Logits in full precision."""
+        with torch.no_grad(), full_precision(self.device):
+            logits: Tensor = self.model(x)
+            return logits
+
+    def clean_pass(self) -> tuple[Tensor, Tensor]:
+        """Logits of every unperturbed input and the margins of the true class (on the CPU)."""
+        logits, margins = [], []
+        for rows in torch.split(torch.arange(self.x.shape[0]), self.batch_size):
+            x, y = self.inputs(rows)
+            answer = self.verdict(x)
+            check_logits(answer, x, y)
+            logits.append(answer.cpu())
+            margins.append(-margin(answer, y).cpu())
+        return torch.cat(logits), torch.cat(margins)
+
+    def attempt(self, step: Step, rows: Tensor) -> Chunk:
+        """Try one attack on these samples; where memory is short, on the first half of them, for good."""
+        while True:
+            part = rows[: self.batch_size]
+            try:
+                return self._attempt(step, part)
+            except torch.OutOfMemoryError:
+                if len(part) == 1:
+                    raise
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                self.batch_size = max(len(part) // 2, 1)
+                self.halved.append(self.batch_size)
+
+    def _attempt(self, step: Step, rows: Tensor) -> Chunk:
+        begun = time.perf_counter()
+        x, y = self.inputs(rows)
+        gen = self.seed.child(step.label).samples(rows.to(self.device))
+        attack = _fitted(step.attack, self.batch_size)
+        x_adv = craft(attack, self.crafting, x, y, self.threat, gen, early_stop=True)
+        logits = self.verdict(x_adv)
+        right = classified_right(logits, y)
+        disputed = 0
+        if not self.exact:
+            with torch.no_grad():
+                claimed = ~classified_right(self.crafting.inner(x_adv), y)
+            again = (claimed & right).nonzero().squeeze(1)
+            disputed = again.numel()
+            if disputed:  # broken, said the fast twin; the model itself decides, and is attacked itself
+                counted = Counted(self.model)
+                with full_precision(self.device):
+                    tried = craft(attack, counted, x[again], y[again], self.threat, gen[again], early_stop=True)
+                self.crafting.forwards += counted.forwards
+                self.crafting.backwards += counted.backwards
+                x_adv[again] = tried
+                logits[again] = self.verdict(tried)
+                right = classified_right(logits, y)
+        forwards, backwards = self.crafting.taken()
+        return Chunk(
+            label=step.label,
+            rows=rows,
+            right=right.cpu(),
+            margin=-margin(logits, y).cpu(),
+            x_adv=x_adv[~right].cpu(),
+            numbers={
+                "seconds": time.perf_counter() - begun,
+                "forwards": forwards + len(rows),
+                "backwards": backwards,
+                "no_answer": int((~torch.isfinite(logits).all(1)).sum()),
+                "disputed": disputed,
+            },
+        )
+
+
+def _fitted(attack: Attack, batch_size: int) -> Attack:
+    """An attack that puts several rows per sample through the network keeps to the batch size too."""
+    names: set[str] = {f.name for f in dataclasses.fields(attack)} if dataclasses.is_dataclass(attack) else set()
+    return dataclasses.replace(attack, rows=2 * batch_size) if "rows" in names else attack  # type: ignore[type-var]
+
+
+def home(model: nn.Module) -> torch.device:
+    """The device the model lives on (the CPU for a model without tensors)."""
+    tensor = next(iter(model.parameters()), next(iter(model.buffers()), None))
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+@contextmanager
+def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Lend the model to another device and bring it home."""
+    where = home(model)
+    try:
+        model.to(device)
+        yield
+    finally:
+        model.to(where)

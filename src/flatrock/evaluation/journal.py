@@ -1,0 +1,97 @@
+"""What an evaluation has found so far, chunk by chunk on disk, so that a killed one goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import json_text, write_atomic
+from flatrock.core.tensorfile import load, save
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One batch of one attack: which samples it was tried on and what came of it (all on the CPU)."""
+
+    label: str
+    rows: Tensor
+    right: Tensor
+    margin: Tensor
+    x_adv: Tensor  # of the samples that are not right, in the order of rows
+    numbers: Mapping[str, float]  # seconds, forwards, backwards, no_answer, disputed
+
+
+class Journal:
+    """The chunks of one evaluation in a folder; without a folder nothing is kept.
+
+    Chunks are numbered in the order they were made, and an evaluation makes them in the same order every time: what is
+    there is played back, what is missing or damaged is made again.
+    """
+
+    def __init__(self, folder: Path | None, identity: Mapping[str, Any], *, resume: bool) -> None:
+        self._folder = folder
+        self._next = 0
+        if folder is None:
+            return
+        known = folder / "exam.json"
+        if resume and known.is_file():
+            self._check(known, identity)
+            return
+        if folder.exists() and not known.is_file():
+            raise StateError(f"{folder} exists and is not an unfinished evaluation; it is left alone")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_atomic(known, json_text(dict(identity)).encode())
+
+    def _check(self, known: Path, identity: Mapping[str, Any]) -> None:
+        try:
+            old = json.loads(known.read_text())
+        except ValueError as error:
+            raise StateError(f"{known} is damaged; start again without --resume") from error
+        mine = json.loads(json_text(dict(identity)))
+        if old != mine:
+            odd = sorted(k for k in old.keys() | mine.keys() if old.get(k) != mine.get(k))
+            raise StateError(
+                f"{known.parent} belongs to another evaluation (different: {', '.join(odd)}); "
+                "repeat its options, or start again without --resume"
+            )
+
+    def replay(self, label: str, rows: Tensor) -> Chunk | None:
+        """The next chunk if it is there, whole, and of these rows."""
+        if self._folder is None:
+            return None
+        try:
+            tensors, meta = load(self._file(), role="chunk")
+        except StateError:
+            return None
+        if meta["label"] != label or not torch.equal(tensors["rows"], rows[: len(tensors["rows"])]):
+            return None
+        self._next += 1
+        named = {k: tensors[k] for k in ("rows", "right", "margin", "x_adv")}
+        return Chunk(label=label, numbers=meta["numbers"], **named)
+
+    def keep(self, chunk: Chunk) -> None:
+        """Store a chunk that was just made."""
+        if self._folder is None:
+            return
+        tensors = {"rows": chunk.rows, "right": chunk.right, "margin": chunk.margin, "x_adv": chunk.x_adv}
+        meta = {"role": "chunk", "label": chunk.label, "numbers": dict(chunk.numbers)}
+        save(self._file(), tensors, meta)
+        self._next += 1
+
+    def _file(self) -> Path:
+        assert self._folder is not None
+        return self._folder / f"chunk-{self._next:06d}.safetensors"
+
+    def close(self) -> None:
+        """Remove the folder: its result is complete."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,86 @@
+"""Who still stands: the flags of every attack, kept while chunks come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from flatrock.attacks.pgd import classified_right
+from flatrock.evaluation.exam import Exam
+from flatrock.evaluation.journal import Chunk
+from flatrock.evaluation.plans import Step
+
+COUNTED = ("seconds", "forwards", "backwards")
+
+
+class Tally:
+    """Flags, margins, costs and (if asked for) the adversarial inputs of an evaluation."""
+
+    def __init__(self, y: Tensor, logits: Tensor, margins: Tensor, x: Tensor | None) -> None:
+        self._clean = classified_right(logits, y)
+        self.flags: dict[str, Tensor] = {"clean": self._clean}
+        self.margins = {"clean": margins, "worst": margins.clone()}
+        self.costs: dict[str, dict[str, float]] = {}
+        self.plans: dict[str, tuple[str, ...]] = {}
+        self.no_answer: dict[str, int] = {}
+        self.disputed = 0
+        self.adversarial = None if x is None else x.detach().cpu().clone()
+        self._rounded_right = self._clean.clone()
+        self._broken: dict[int, Tensor] = {}
+
+    @property
+    def standing(self) -> float:
+        """Share of all samples that survived everything so far."""
+        return float(torch.stack(list(self.flags.values())).all(0).double().mean())
+
+    def candidates(self, step: Step) -> Tensor:
+        """The samples a step is tried on: those right without attack, in a plan those its earlier attacks left."""
+        earlier = self.plans.get(step.plan, ()) if step.plan else ()
+        flag = self.flags[earlier[-1]] if earlier else self._clean
+        return flag.nonzero().squeeze(1)
+
+    def begin(self, step: Step) -> None:
+        """Open the account of a step."""
+        start = torch.zeros_like(self._clean)
+        start[self.candidates(step)] = True
+        self.flags[step.label] = start
+        self.costs[step.label] = {"samples": float(start.sum()), "broken": 0.0, **dict.fromkeys(COUNTED, 0.0)}
+        self.no_answer[step.label] = 0
+        if step.plan:
+            self.plans[step.plan] = (*self.plans.get(step.plan, ()), step.label)
+
+    def add(self, step: Step, chunk: Chunk) -> None:
+        """Enter what one batch brought."""
+        cost = self.costs[step.label]
+        for name in COUNTED:
+            cost[name] += chunk.numbers[name]
+        cost["broken"] += float((~chunk.right).sum())
+        self.no_answer[step.label] += int(chunk.numbers["no_answer"])
+        self.disputed += int(chunk.numbers["disputed"])
+        self.flags[step.label][chunk.rows] = chunk.right
+        worst = self.margins["worst"]
+        worst[chunk.rows] = torch.fmin(worst[chunk.rows], chunk.margin)
+        for row, x_adv in zip(chunk.rows[~chunk.right].tolist(), chunk.x_adv, strict=True):
+            self._broken.setdefault(row, x_adv)  # the first attack that broke a sample keeps its input
+            if self.adversarial is not None:
+                self.adversarial[row] = self._broken[row]
+
+    def first_rows(self, count: int) -> Tensor:
+        """A few samples that are right without attack, spread over the set."""
+        rows = self._clean.nonzero().squeeze(1)
+        return rows[torch.linspace(0, len(rows) - 1, min(count, len(rows))).long()] if len(rows) else rows
+
+    def rounded(self, exam: Exam) -> Tensor:
+        """Right, and still right when what broke a sample is rounded to 8 bits (an image file cannot hold more)."""
+        right = self._clean.clone()
+        for rows in _batches(sorted(self._broken), exam.batch_size):
+            x = torch.stack([self._broken[i] for i in rows]).to(exam.device)
+            labels = exam.inputs(torch.tensor(rows))[1]
+            right[torch.tensor(rows)] = classified_right(exam.verdict((x * 255).round() / 255), labels).cpu()
+        return right
+
+
+def _batches(rows: list[int], size: int) -> Iterable[list[int]]:
+    return (rows[i : i + size] for i in range(0, len(rows), size))
