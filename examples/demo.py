@@ -15,8 +15,8 @@ import typer
 from flatrock.cli.console import TerminalProgress, clock, errors, friendly, say, show
 from flatrock.core.errors import TrainingError
 from flatrock.core.records import Result, Run
+from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.restore import evaluate_run, store_result
 from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
 from flatrock.reports.table import comparison

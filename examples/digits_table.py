@@ -20,8 +20,8 @@ import torch
 from flatrock.cli.console import TerminalProgress, say
 from flatrock.core.files import write_atomic
 from flatrock.core.provenance import birth_certificate
+from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.restore import evaluate_run
 from flatrock.recipes.train import train_recipe
 
 RECIPES = {

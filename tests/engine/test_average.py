@@ -19,7 +19,7 @@ from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.loop import train
 from flatrock.engine.step import train_step
-from flatrock.recipes.restore import evaluate_run, store_result
+from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.restore import load as load_model
 
 MakeJob = Callable[..., Job]

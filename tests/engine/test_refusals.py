@@ -18,8 +18,9 @@ from flatrock.engine.checkpoint import model_tensors, put_model
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
-from flatrock.recipes.restore import evaluate_run, open_checkpoint
+from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.restore import load as load_model
+from flatrock.recipes.restore import open_checkpoint
 
 MakeJob = Callable[..., Job]
 

@@ -21,7 +21,8 @@ from flatrock.engine.job import Job
 from flatrock.engine.loop import train
 from flatrock.recipes.build import recipe_hash
 from flatrock.recipes.check import validate
-from flatrock.recipes.restore import evaluate_run, load, open_checkpoint, store_result
+from flatrock.recipes.evaluate import evaluate_run, store_result
+from flatrock.recipes.restore import load, open_checkpoint
 
 ATTACKS = ["fgsm", "pgd-2"]
 

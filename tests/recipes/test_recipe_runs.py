@@ -17,8 +17,8 @@ from flatrock.engine.loop import train
 from flatrock.engine.step import train_step
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.recipes.build import build_job
+from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe, recipe_names
-from flatrock.recipes.restore import evaluate_run
 
 # Two steps leave BatchNorm's running statistics at their start and the model with one answer, which is never "best";
 # so where a best epoch is needed, there are more.

@@ -9,24 +9,30 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.core.device import pick_device
-from flatrock.recipes.restore import evaluate_run, store_result
+from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.reports.table import comparison
 
 
 def run(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file")],
-    attacks: Annotated[str | None, typer.Option(help="comma-separated, e.g. fgsm,pgd-20,cw-20:restarts=5")] = None,
+    attacks: Annotated[
+        str | None, typer.Option(help="comma-separated, e.g. autoattack or fgsm,pgd-20,cw-20:restarts=5")
+    ] = None,
     which: Annotated[
         str, typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept")
     ] = "auto",
     limit: Annotated[int | None, typer.Option(min=1, help="only so many test samples")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1)] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
+    precision: Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half, full")] = "auto",
+    doubt: Annotated[bool, typer.Option(help="look for reasons not to believe the number")] = True,
+    keep_adversarial: Annotated[bool, typer.Option(help="store the adversarial inputs too")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted evaluation")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     seed: Annotated[int, typer.Option(help="seed of the attacks' random numbers")] = 0,
 ) -> None:
     """Evaluate a trained model on its test set under attack."""
-    with friendly("nothing was stored"):
+    with friendly("the same command with --resume goes on from the last finished batch"):
         with TerminalProgress() as progress:
             result = evaluate_run(
                 source,
@@ -34,6 +40,11 @@ def run(
                 attacks=None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()],
                 limit=limit,
                 batch_size=batch_size,
+                precision=precision,
+                doubt=doubt,
+                keep_adversarial=keep_adversarial,
+                journal=True,
+                resume=resume,
                 data_folder=data_dir,
                 device=pick_device(device),
                 seed=seed,

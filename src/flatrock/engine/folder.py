@@ -32,7 +32,7 @@ STATUSES = ("running", "finished", "truncated", "failed")
 OWN_FILE = re.compile(
     r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|curves\.png"
     r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
-    r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.json|\.lock)(\.part)?"
+    r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part)|\.lock)(\.part)?"
 )
 
 
@@ -112,7 +112,7 @@ class RunFolder:
         """Remove only the files a run writes."""
         for file in self.path.iterdir():
             if OWN_FILE.fullmatch(file.name) and file != self.lock:
-                file.unlink()
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     def write_info(self, **values: Any) -> None:

@@ -102,7 +102,7 @@ def check_gradients(sizes: Tensor) -> list[Finding]:
     return [
         Finding(
             "E06",
-            f"{100 * zeros:.0f} % of the inputs looked at have a gradient of exactly zero: gradient attacks stand still",
+            f"{100 * zeros:.0f} % of the inputs looked at have a gradient of exactly zero; gradient attacks idle",
             "return unscaled logits in float32; rely on square, which needs no gradient",
         )
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -177,12 +178,13 @@ def _probe(
     seen = fair_subset(train, len(selection))
     x_train, y_train = seen.images(torch.arange(len(seen))).to(device), seen.y.to(device)
     attacks = [recipe.select.attack]
-    batch_size = recipe.evaluate.batch_size
+    # Full precision: a half-precision twin takes longer to make than a small probe takes to run.
+    options: dict[str, Any] = {"batch_size": recipe.evaluate.batch_size, "seed": recipe.seed, "precision": "full"}
 
     def probe(model: nn.Module) -> ProbeOutcome:
         model.eval()
-        chosen = evaluate(model, x, y, threat, attacks=attacks, batch_size=batch_size, seed=recipe.seed)
-        trained = evaluate(model, x_train, y_train, threat, attacks=attacks, batch_size=batch_size, seed=recipe.seed)
+        chosen = evaluate(model, x, y, threat, attacks=attacks, **options)
+        trained = evaluate(model, x_train, y_train, threat, attacks=attacks, **options)
         classes = set() if chosen.predictions is None else set(chosen.predictions.tolist())
         return ProbeOutcome(chosen.clean, chosen.robust, trained.robust, collapsed=len(classes) == 1 and len(x) > 1)
 
