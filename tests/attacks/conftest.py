@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attack_cases import LINF_ONLY
 from torch import Tensor, nn
 
 from flatrock.core.rng import Seed, kept_global_rng
@@ -25,6 +26,10 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("langevin", {"steps": 8}),
     ("langevin", {"steps": 6, "project": "every", "start": "uniform", "noise": 0.05}),
     ("langevin", {"steps": 6, "drift": "paper", "step_size": 0.02, "gamma": 0.5}),
+    ("square", {"queries": 60}),
+    ("square", {"queries": 20, "restarts": 3, "p_init": 0.3}),
+    ("rays", {"queries": 150}),
+    ("rays", {"queries": 80, "tolerance": 0.05}),
 ]
 IDS = ["-".join([name, *map(str, options.values())]) for name, options in ROWS]
 
@@ -47,6 +52,15 @@ def threat(request: pytest.FixtureRequest) -> Threat:
     """Both norms, at radii that break some samples of the network below and not all."""
     chosen: Threat = request.param
     return chosen
+
+
+@pytest.fixture(autouse=True)
+def in_its_norm(request: pytest.FixtureRequest) -> None:
+    """No row of an attack that knows linf only meets another threat."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    row, threat = params.get("attack_row"), params.get("threat")
+    if row is not None and threat is not None and row[0] in LINF_ONLY and threat.norm != Linf.norm:
+        pytest.skip(f"{row[0]} knows linf only")
 
 
 class Counting(nn.Module):

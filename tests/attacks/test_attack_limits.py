@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from attack_cases import Make, Row, gen_for, wrong
+from attack_cases import LINF_ONLY, QUICK, Make, Row, gen_for, wrong
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import ATTACKS, attack
 from flatrock.attacks.craft import craft
-from flatrock.core.errors import ThreatError
+from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.rng import SampleGen, Seed
 from flatrock.core.threat import L2, Linf, Threat
 from flatrock.core.types import Attack
@@ -104,6 +104,9 @@ def test_zero_steps_return_the_start(name: str, conv_net: Make, images: Make, ri
         ("langevin", {"steps": 1}, 1),
         ("langevin", {"steps": 7}, 7),
         ("langevin", {"steps": 7, "project": "every", "drift": "paper"}, 7),
+        ("square", {"queries": 1}, 1 + 1),
+        ("square", {"queries": 70}, 1 + 70),
+        ("square", {"queries": 7, "restarts": 3}, 1 + 3 * 7),
     ],
 )
 def test_steps_equal_forward_passes(
@@ -166,7 +169,11 @@ def test_vectors_and_few_classes(threat: Threat, name: str, classes: int) -> Non
         model[2].bias.zero_()
     x = torch.rand(40, 5, generator=gen, dtype=torch.float64)
     y = model(x).argmax(1)
-    x_adv = attack(name, model, x, y, threat)
+    if name in LINF_ONLY and threat.norm != Linf.norm:
+        with pytest.raises(ConfigError, match=f"'{name}' measures linf distances, got l2; use 'square'"):
+            attack(name, model, x, y, threat)
+        return
+    x_adv = attack(name, model, x, y, threat, **QUICK.get(name, {}))
     assert float(threat.size(x_adv - x).max()) <= threat.eps + 1e-6
     assert int(wrong(model, x_adv, y).sum()) > 0
 
@@ -184,8 +191,9 @@ def test_the_input_is_not_changed(conv_net: Make, images: Make, right_labels: Ma
     y = right_labels(model, x)
     kept_x, kept_y = x.clone(), y.clone()
     for name in ATTACKS.names():
+        chosen = ATTACKS.make(name, **QUICK.get(name, {}))
         for early_stop in (False, True):
-            x_adv = craft(ATTACKS.make(name), model, x, y, Linf(0.03), gen_for(x), early_stop=early_stop)
+            x_adv = craft(chosen, model, x, y, Linf(0.03), gen_for(x), early_stop=early_stop)
             x_adv += 1
     assert torch.equal(x, kept_x)
     assert torch.equal(y, kept_y)

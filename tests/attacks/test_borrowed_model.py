@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attack_cases import QUICK
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import ATTACKS, attack
@@ -79,7 +80,7 @@ def run(what: str, model: nn.Module, x: Tensor, y: Tensor) -> None:
     if what == "evaluate":
         evaluate(model, x, y, Linf(0.1), attacks=["pgd-3", "kl-pgd-3", "mt-2", "fgsm"], batch_size=4)
     else:
-        attack(what, model, x, y, Linf(0.1))
+        attack(what, model, x, y, Linf(0.1), **QUICK.get(what, {}))
 
 
 @pytest.mark.parametrize("boom_at", [None, 1, 2])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from attack_cases import LINF_ONLY
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import ATTACKS, attack
@@ -31,6 +32,8 @@ ATTACK_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("mt", {"steps": 5}),
     ("langevin", {"steps": 10}),
     ("langevin", {"steps": 10, "drift": "paper", "step_size": 0.05}),
+    ("square", {"queries": 100}),
+    ("rays", {"queries": 200}),
 ]
 
 
@@ -121,6 +124,8 @@ def test_pgd_reaches_the_two_class_optimum(norm: type[Linf] | type[L2], name: st
 def test_no_attack_breaks_a_sample_that_cannot_be_broken(
     name: str, options: dict[str, Any], norm: type[Linf] | type[L2], seed: int
 ) -> None:
+    if name in LINF_ONLY and norm is not Linf:
+        pytest.skip(f"{name} knows linf only")
     model, x, y = problem(5, seed)
     threat, robust = half_broken(model, x, y, norm)
     x_adv = attack(name, model, x, y, threat, **options)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from flatrock.attacks.craft import check_inputs, check_model, craft, first_logits_checked
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
+from flatrock.attacks.rays import RayS
+from flatrock.attacks.square import Square
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
 from flatrock.core.registry import Registry
@@ -27,6 +29,8 @@ ATTACKS.add("cw", GradientAttack, "PGD on the Carlini-Wagner margin with kappa 5
 ATTACKS.add("kl-pgd", GradientAttack, "PGD on KL from the clean output (TRADES inner)", cite="Zhang 2019", loss="kl")
 ATTACKS.add("mt", MultiTargeted, "PGD on the margin to every other class in turn", cite="Gowal 2019")
 ATTACKS.add("langevin", Langevin, "a noisy walk up the cross-entropy (ATENT)", cite="Jagatap 2021")
+ATTACKS.add("square", Square, "random search over square windows, without gradients", cite="Andriushchenko 2020")
+ATTACKS.add("rays", RayS, "nearest label change along rays, from labels alone (linf)", cite="Chen 2020")
 
 
 def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
