@@ -1,14 +1,13 @@
-"""RayS: query by query the same as a plain loop over one sample, and the known optimum of a linear model."""
+"""RayS: the known optimum of a linear model, distances for ADBD, and who leaves when."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 import torch
-from attack_cases import Make, gen_for, gpu_waits, wrong
+from attack_cases import Make, Recorder, gen_for, gpu_waits, wrong
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import attack, parse_attack
@@ -18,129 +17,6 @@ from flatrock.attacks.rays import BLOCK, Nearest, RayS, block_sizes, follow_rays
 from flatrock.core.errors import ConfigError, ModelError, ThreatError
 from flatrock.core.rng import Seed
 from flatrock.core.threat import L2, Linf
-
-
-class Spent(Exception):
-    """No query is left."""
-
-
-@dataclass
-class Naive:
-    """RayS for one sample, with loops; radii along unit vectors of the L2 norm, as in the paper."""
-
-    model: nn.Module
-    x: Tensor
-    y: int
-    queries: int
-    tolerance: float = 1e-3
-    leave_within: float | None = None
-    asked: list[Tensor] = field(default_factory=list)
-    radius: float = math.inf
-
-    def __post_init__(self) -> None:
-        self.signs = torch.ones(self.x.numel(), dtype=torch.float64)
-        self.pending: tuple[float, Tensor] | None = None
-        try:
-            if self.changes(self.signs, 0.0):
-                self.radius = 0.0
-            else:
-                self.go_through_blocks()
-        except Spent:
-            if self.pending is not None and self.pending[0] < self.radius:
-                self.radius, self.signs = self.pending
-
-    def point(self, signs: Tensor, radius: float) -> Tensor:
-        step = min(radius / math.sqrt(len(signs)), 1.0)
-        return (self.x + step * signs.reshape(self.x.shape)).clamp(0, 1)
-
-    def changes(self, signs: Tensor, radius: float) -> bool:
-        if len(self.asked) == self.queries:
-            raise Spent
-        point = self.point(signs, radius)
-        self.asked.append(point)
-        logits = self.model(point[None])
-        near = self.leave_within is not None and float((point - self.x).abs().max()) <= self.leave_within
-        if radius > 0 and near and bool(safely_broken(logits, torch.tensor([self.y]))):
-            self.radius, self.signs, self.pending = radius, signs, None
-            raise Spent
-        return int(logits.argmax(1)) != self.y
-
-    def go_through_blocks(self) -> None:
-        level, d = 0, len(self.signs)
-        if self.changes(self.signs, self.radius):
-            self.bisect(self.signs)
-        while True:
-            size = math.ceil(d / 2**level)
-            for begin in range(0, d, size):
-                flipped = self.signs.clone()
-                flipped[begin : begin + size] *= -1
-                if self.changes(flipped, self.radius):
-                    self.bisect(flipped)
-            level += 1
-
-    def bisect(self, signs: Tensor) -> None:
-        low, high = 0.0, min(self.radius, math.sqrt(len(signs)))
-        while True:
-            self.pending = high, signs
-            middle = (low + high) / 2
-            if self.changes(signs, middle):
-                high = middle
-            else:
-                low = middle
-            if high - low <= self.tolerance:
-                break
-        self.pending = None
-        if high < self.radius:
-            self.radius, self.signs = high, signs
-
-    @property
-    def nearest(self) -> Tensor:
-        return self.point(self.signs, self.radius)
-
-
-class Asked(nn.Module):
-    """Keeps every input it is asked about."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.seen: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.clone())
-        logits: Tensor = self.model(x)
-        return logits
-
-
-@pytest.mark.parametrize("queries", [1, 2, 3, 20, 100, 300])
-def test_every_query_is_that_of_a_plain_loop(queries: int, conv_net: Make, images: Make, right_labels: Make) -> None:
-    model, x = Asked(conv_net()), images(10)
-    y = right_labels(model.model, x)
-    found = rays_distance(model, x, y, queries=queries)
-    assert len(model.seen) == queries
-    assert found.queries.tolist() == [queries] * 10
-    for i in range(10):
-        naive = Naive(model.model, x[i], int(y[i]), queries)
-        torch.testing.assert_close(
-            torch.stack([s[i] for s in model.seen]), torch.stack(naive.asked), rtol=0, atol=1e-12
-        )
-        torch.testing.assert_close(found.points[i], naive.nearest, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("eps", [0.1, 0.2])
-def test_early_stop_leaves_when_a_plain_loop_does(eps: float, conv_net: Make, images: Make, right_labels: Make) -> None:
-    model, x = conv_net(), images(16)
-    y = right_labels(model, x)
-    y[::5] = (y[::5] + 1) % 4
-    points, radius, used = follow_rays(model, x, y, queries=120, leave_within=eps)
-    for i in range(16):
-        naive = Naive(model, x[i], int(y[i]), 120, leave_within=eps)
-        assert int(used[i]) == len(naive.asked)
-        assert float(radius[i]) == pytest.approx(naive.radius / math.sqrt(72), abs=1e-12)
-        torch.testing.assert_close(points[i], naive.nearest, rtol=0, atol=1e-12)
-    assert used[::5].tolist() == [1] * 4
-    assert len(used.unique()) > 4, "samples leave one by one"
-    assert bool((used < 120).any())
 
 
 def test_blocks_of_all_levels() -> None:
@@ -160,7 +36,7 @@ class Never(nn.Module):
 
 def test_levels_beyond_single_coordinates_repeat_them() -> None:
     """Where nothing breaks, every query is the corner of the box with one block of it flipped."""
-    model, x = Asked(Never()), torch.full((2, 5), 0.25, dtype=torch.float64)
+    model, x = Recorder(Never()), torch.full((2, 5), 0.25, dtype=torch.float64)
     found = rays_distance(model, x, torch.zeros(2, dtype=torch.int64), queries=1 + 1 + 6 + 17)
     blocks = [(s[0] == 0).nonzero().flatten().tolist() for s in model.seen[1:]]
     singles = [[0], [1], [2], [3], [4]]

@@ -32,6 +32,20 @@ def gpu_waits(do: Callable[[], object]) -> int:
     return sum("synchroniz" in str(w.message) for w in caught)
 
 
+class Recorder(nn.Module):
+    """Remembers every input it was asked about."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach().clone())
+        logits: Tensor = self.model(x)
+        return logits
+
+
 def gen_for(x: Tensor, seed: int = 0) -> SampleGen:
     return Seed(seed).child("test").samples(torch.arange(len(x)))
 

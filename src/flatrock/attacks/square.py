@@ -110,7 +110,8 @@ def as_images(x: Tensor) -> Tensor:
     return x.reshape(len(x), math.prod(x.shape[1:-2]), *x.shape[-2:])
 
 
-def _squares(threat: Threat) -> Squares:
+def squares_for(threat: Threat) -> Squares:
+    """How the search moves in the norm of this threat."""
     if threat.norm == Linf.norm:
         return LinfSquares(threat.eps)
     if threat.norm == L2.norm:
@@ -151,7 +152,7 @@ class Square:
                 lambda images: model(images.reshape(len(images), *x.shape[1:])),
                 as_images(x),
                 y,
-                _squares(threat),
+                squares_for(threat),
                 gen,
                 early_stop=early_stop,
             ).reshape(x.shape)
