@@ -1,4 +1,4 @@
-"""Train three classifiers of handwritten digits, attack them, compare. A minute or two on two CPU cores.
+"""Train five classifiers of handwritten digits, attack them, compare. Two or three minutes on two CPU cores.
 
 Run with `make demo`, or `python examples/demo.py [FOLDER]`.
 """
@@ -21,11 +21,11 @@ from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
 from flatrock.reports.table import comparison
 
-RECIPES = ("digits_standard", "digits_at", "digits_trades")
+RECIPES = ("digits_standard", "digits_at", "digits_trades", "digits_trades_awp", "digits_trades_rat")
 
 
 def main(folder: Annotated[Path, typer.Argument(help="where the runs are put")] = Path("runs/demo")) -> None:
-    """Train three classifiers of handwritten digits, attack them, compare."""
+    """Train five classifiers of handwritten digits, attack them, compare."""
     torch.set_num_threads(1)  # the images are tiny: more threads gain little, and lose much on a busy machine
     begun = time.monotonic()
     runs: dict[str, Run] = {}

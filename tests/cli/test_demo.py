@@ -43,10 +43,10 @@ def test_failed_run_is_a_row_and_the_rest_goes_on(
     said = capsys.readouterr()
     assert "FAILED: the loss [ce] became non-finite" in said.err
     headings = [line.partition(" (")[0].strip() for line in said.out.splitlines() if "so far)" in line]
-    assert headings == ["1/3 digits_standard", "2/3 digits_at", "3/3 digits_trades"]
+    assert headings == [f"{i}/5 {name}" for i, name in enumerate(demo.RECIPES, 1)]
     row = next(line for line in said.out.splitlines() if line.startswith("│ digits_at "))
     assert row.replace("│", " ").split() == ["digits_at", "FAILED"]
-    for name in ("digits_standard", "digits_trades"):
+    for name in ("digits_standard", "digits_trades", "digits_trades_awp", "digits_trades_rat"):
         (file,) = (tmp_path / name).glob("result*.json")
         result = Result.from_json(file.read_text())
         row = next(line for line in said.out.splitlines() if line.startswith(f"│ {name} "))
@@ -66,7 +66,7 @@ def test_all_runs_failed(
     with pytest.raises(typer.Exit) as ended:
         demo.main(tmp_path)
     assert ended.value.exit_code == 1
-    assert capsys.readouterr().out.count("FAILED") == 3
+    assert capsys.readouterr().out.count("FAILED") == len(demo.RECIPES)
 
 
 def test_interrupted_demo(

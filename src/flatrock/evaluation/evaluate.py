@@ -60,34 +60,24 @@ def evaluate(
     everywhere, or nowhere (`full`). `doubt` spends some more passes on looking for reasons not to believe the number.
     With a `journal` folder every finished batch is on disk, and `resume` goes on from there.
     """
-    choose("evaluate", "precision", precision, PRECISIONS)
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
-    make_plan(attacks)  # a typo is found before anything is computed
-    check_inputs(x, y, threat)
-    if x.shape[0] == 0:
-        raise ThreatError("there is nothing to evaluate: x has no samples")
-    check_model(model, x)
+    _check(model, x, y, threat, attacks, batch_size, precision)
     where = home(model) if device is None else pick_device(device)
     marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
-    listener = progress or Silent()
     size = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH)
     with placed(model, where), borrowed(model, where):
         exam = Exam(model, Counted(model), x, y, threat, where, size, Seed(seed).child("evaluate"))
         logits, margins = exam.clean_pass()
         steps = make_plan(attacks, classes=logits.shape[1])
         crafted, note = _crafting(exam, precision)
-        identity = _identity(exam, steps, seed, crafted)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings += doubts_before(exam, logits, note)
-        store = Journal(journal, identity, resume=resume)
-        _run(exam, steps, tally, store, listener)
+        _run(exam, steps, tally, Journal(journal, _identity(exam, steps, seed, crafted), resume=resume), progress)
         findings += doubts_after(steps, tally, samples=x.shape[0], classes=logits.shape[1])
         if doubt:
             findings += doubts_deep(exam, tally)
         rounded = tally.rounded(exam)
-    certificate = birth_certificate(device=where, seed=Seed(seed).key, batch_size=exam.batch_size, precision=crafted)
+    about = birth_certificate(device=where, seed=Seed(seed).key, batch_size=exam.batch_size, precision=crafted)
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
         flags=tally.flags,
@@ -100,8 +90,28 @@ def evaluate(
         findings=tuple(findings),
         costs=tally.costs,
         marks=marks,
-        provenance={**certificate, **(provenance or {})},
+        provenance={**about, **(provenance or {})},
     )
+
+
+def _check(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    attacks: Sequence[str | Mapping[str, Any]],
+    batch_size: int | None,
+    precision: str,
+) -> None:
+    """Refuse what cannot be evaluated before anything is computed."""
+    choose("evaluate", "precision", precision, PRECISIONS)
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
+    make_plan(attacks)
+    check_inputs(x, y, threat)
+    if x.shape[0] == 0:
+        raise ThreatError("there is nothing to evaluate: x has no samples")
+    check_model(model, x)
 
 
 def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
@@ -131,8 +141,9 @@ def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str) -> d
     }
 
 
-def _run(exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, progress: Progress) -> None:
+def _run(exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, listener: Progress | None) -> None:
     """Every step on its candidates, batch by batch; what the journal holds is not computed again."""
+    progress = listener or Silent()
     for step in steps:
         rows = tally.candidates(step)
         tally.begin(step)
