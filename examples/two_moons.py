@@ -12,20 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.cli.console import TerminalProgress, say
 from flatrock.core.files import write_atomic
 from flatrock.core.provenance import birth_certificate
-from flatrock.core.records import Run
 from flatrock.core.rng import Seed
 from flatrock.data.catalog import load_data
 from flatrock.data.split import held_out_split
@@ -42,16 +42,21 @@ LAYERS = {"whole": "whole network", "fc1": "layer 1", "fc2": "layer 2", "head": 
 EVERY = 10
 
 
-def spectra(model: nn.Module, x: Tensor, y: Tensor, recipe: str, seed: int) -> dict[str, Spectrum]:
-    """Of the adversarial loss on these points, attacked as in training; the whole network and each layer."""
-    threat = build_threat(load_recipe(recipe))
-    attack = GradientAttack(**load_recipe(recipe).attack.options)
-    x_adv = craft(attack, model, x, y, threat, Seed(seed).child("curvature").samples(torch.arange(len(x))))
-    whole, layers = spectrum_sums(F.cross_entropy(model(x_adv), y), dict(model.named_parameters()), chunk=256)
+def spectra(task: tuple[str, int, Path | None]) -> dict[str, Spectrum]:
+    """Of the adversarial loss on all training points, attacked as in training: the whole network and each layer."""
+    torch.set_num_threads(1)
+    name, seed, file = task
+    recipe = load_recipe(name, {"seed": seed})
+    data = held_out_split(load_data("moons", "train", **recipe.data.options), size=recipe.data.held_out).train
+    x, y = data.images(torch.arange(len(data))), data.y
+    model = (build_model(recipe) if file is None else load(file)).eval()
+    gen = Seed(seed).child("curvature").samples(torch.arange(len(x)))
+    x_adv = craft(GradientAttack(**recipe.attack.options), model, x, y, build_threat(recipe), gen)
+    whole, layers = spectrum_sums(F.cross_entropy(model(x_adv), y), dict(model.named_parameters()))
     return {"whole": whole, **layers}
 
 
-def study(name: str, folder: Path, seed: int, progress: TerminalProgress) -> dict[str, Any]:
+def study(name: str, folder: Path, seed: int, progress: TerminalProgress, jobs: int) -> dict[str, Any]:
     """Train one variant and measure it along the way."""
     recipe = RECIPES[name]
     run = train_recipe(
@@ -64,26 +69,20 @@ def study(name: str, folder: Path, seed: int, progress: TerminalProgress) -> dic
         train={"keep": {"every": EVERY}},
         select={"every": EVERY},
     )
-    keys = load_recipe(recipe).data
-    data = held_out_split(load_data("moons", "train", **keys.options), size=keys.held_out).train
-    x, y = data.images(torch.arange(len(data))), data.y
-    models = {0: build_model(load_recipe(recipe, {"seed": seed})), **_kept(run)}
-    found: dict[str, Any] = {"recipe": recipe, "epochs": list(models)}
-    progress.begin(f"curvature, {name}", len(models))
-    for model in models.values():
-        for layer, spectrum in spectra(model.eval(), x, y, recipe, seed).items():
-            row = found.setdefault(layer, {"sum": [], "std": []})
-            row["sum"].append(spectrum.sum)
-            row["std"].append(spectrum.std)
-        progress.advance(1)
+    kept: dict[int, Path | None] = {0: None}
+    kept |= {int(re.findall(r"\d+", f.stem)[0]): f for f in sorted(run.folder.glob("epoch-*.safetensors"))}
+    found: dict[str, Any] = {"recipe": recipe, "epochs": list(kept)}
+    progress.begin(f"curvature, {name}", len(kept))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for measured in pool.map(spectra, [(recipe, seed, file) for file in kept.values()]):
+            for layer, spectrum in measured.items():
+                row = found.setdefault(layer, {"sum": [], "std": []})
+                row["sum"].append(spectrum.sum)
+                row["std"].append(spectrum.std)
+            progress.advance(1)
     progress.end()
     result = evaluate_run(run, which="last", attacks=["pgd-20"])
     return {**found, "clean": result.clean, "pgd-20": result.robust}
-
-
-def _kept(run: Run) -> dict[int, nn.Module]:
-    files = sorted(run.folder.glob("epoch-*.safetensors"))
-    return {int(re.findall(r"\d+", f.stem)[0]): load(f) for f in files}
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
@@ -118,12 +117,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/two_moons"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="checkpoints measured at the same time")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with TerminalProgress() as progress:
-        runs = {name: study(name, options.runs, options.seed, progress) for name in RECIPES}
+        runs = {name: study(name, options.runs, options.seed, progress, options.jobs) for name in RECIPES}
     for name, run in runs.items():
         last = {layer: f"{run[layer]['sum'][-1]:.3g} / {run[layer]['std'][-1]:.3g}" for layer in LAYERS}
         say(f"{name:<14} clean {100 * run['clean']:.1f}  pgd-20 {100 * run['pgd-20']:.1f}  sum / std at the end {last}")

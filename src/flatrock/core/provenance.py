@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -16,17 +17,21 @@ VERSION = "0.1.0"
 
 @cache
 def commit() -> str:
-    """The git commit of this source tree ('+' marks uncommitted changes), or 'not a checkout' for an installed copy."""
+    """The git commit of this source tree ('+' marks uncommitted changes).
+
+    An installed copy does not know it: it says FLATROCK_COMMIT if that is set, for example in a container.
+    """
     here = Path(__file__).parent
+    elsewhere = os.environ.get("FLATROCK_COMMIT", "not a checkout")
     try:
         top = _git(here, "rev-parse", "--show-toplevel")
         tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         if not top or not tracked:
-            return "not a checkout"
+            return elsewhere
         dirty = "+" if _git(here, "status", "--porcelain", "--untracked-files=no") else ""
         return _git(here, "rev-parse", "HEAD")[:12] + dirty
     except (OSError, subprocess.SubprocessError):
-        return "not a checkout"
+        return elsewhere
 
 
 def _git(where: Path, *words: str) -> str:
