@@ -30,6 +30,11 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("square", {"queries": 20, "restarts": 3, "p_init": 0.3}),
     ("rays", {"queries": 150}),
     ("rays", {"queries": 80, "tolerance": 0.05}),
+    ("apgd", {"steps": 8, "loss": "margin", "eot": 2}),
+    ("apgd-ce", {"steps": 8}),
+    ("apgd-dlr", {"steps": 5, "restarts": 3}),
+    ("apgd-t", {"steps": 8}),
+    ("apgd-t", {"steps": 4, "loss": "margin", "targets": 2, "restarts": 2, "rows": 50}),
 ]
 IDS = ["-".join([name, *map(str, options.values())]) for name, options in ROWS]
 

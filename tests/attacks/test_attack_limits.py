@@ -107,6 +107,10 @@ def test_zero_steps_return_the_start(name: str, conv_net: Make, images: Make, ri
         ("square", {"queries": 1}, 1 + 1),
         ("square", {"queries": 70}, 1 + 70),
         ("square", {"queries": 7, "restarts": 3}, 1 + 3 * 7),
+        ("apgd-ce", {"steps": 1}, 1 + 1),
+        ("apgd-ce", {"steps": 7}, 7 + 1),
+        ("apgd-dlr", {"steps": 7, "restarts": 3, "eot": 2}, 3 * 2 * (7 + 1)),
+        ("apgd-t", {"steps": 7, "rows": 10, "targets": 1}, 1 + (7 + 1)),
     ],
 )
 def test_steps_equal_forward_passes(
@@ -156,6 +160,10 @@ def test_empty_batch_costs_nothing(attack_row: Row, threat: Threat, counting: Ma
     assert model.passes == 0
 
 
+# Losses that need more classes; they say what to use instead.
+TOO_FEW = {("apgd-dlr", 2): "use 'cw'", ("apgd-t", 2): "use loss 'margin'", ("apgd-t", 3): "use loss 'margin'"}
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("name", ATTACKS.names())
 @pytest.mark.parametrize("threat", [Linf(0.1), L2(0.25)], ids=["linf", "l2"])
@@ -169,6 +177,10 @@ def test_vectors_and_few_classes(threat: Threat, name: str, classes: int) -> Non
         model[2].bias.zero_()
     x = torch.rand(40, 5, generator=gen, dtype=torch.float64)
     y = model(x).argmax(1)
+    if cure := TOO_FEW.get((name, classes)):
+        with pytest.raises(ConfigError, match=f"needs at least . classes, the model has {classes}; {cure}"):
+            attack(name, model, x, y, threat)
+        return
     if name in LINF_ONLY and threat.norm != Linf.norm:
         with pytest.raises(ConfigError, match=f"'{name}' measures linf distances, got l2; use 'square'"):
             attack(name, model, x, y, threat)

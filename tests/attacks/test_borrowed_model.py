@@ -31,7 +31,7 @@ class Moody(nn.Module):
         self.conv = nn.Conv2d(1, 4, 3, padding=1)
         self.norm, self.frozen_norm = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
         self.dropout = nn.Dropout(0.5)
-        self.head = nn.Linear(4 * 16, 3)
+        self.head = nn.Linear(4 * 16, 4)
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatrock.attacks.auto_pgd import APGD, APGDTargeted
 from flatrock.attacks.craft import check_inputs, check_model, craft, first_logits_checked
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
@@ -31,6 +32,10 @@ ATTACKS.add("mt", MultiTargeted, "PGD on the margin to every other class in turn
 ATTACKS.add("langevin", Langevin, "a noisy walk up the cross-entropy (ATENT)", cite="Jagatap 2021")
 ATTACKS.add("square", Square, "random search over square windows, without gradients", cite="Andriushchenko 2020")
 ATTACKS.add("rays", RayS, "nearest label change along rays, from labels alone (linf)", cite="Chen 2020")
+ATTACKS.add("apgd", APGD, "PGD that tunes its own step size (loss: ce, cw, dlr, margin)", cite="Croce 2020")
+ATTACKS.add("apgd-ce", APGD, "APGD on the cross-entropy (AutoAttack)", cite="Croce 2020", loss="ce")
+ATTACKS.add("apgd-dlr", APGD, "APGD on the difference of logits ratio (AutoAttack)", cite="Croce 2020", loss="dlr")
+ATTACKS.add("apgd-t", APGDTargeted, "APGD toward the 9 nearest classes (AutoAttack)", cite="Croce 2020")
 
 
 def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
