@@ -118,12 +118,16 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/two_moons"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="checkpoints measured at the same time")
+    parser.add_argument("--measured", type=Path, help="draw a study measured before instead of a new one")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with TerminalProgress() as progress:
-        runs = {name: study(name, options.runs, options.seed, progress, options.jobs) for name in RECIPES}
+    if options.measured:
+        runs = json.loads(options.measured.read_text())["runs"]
+    else:
+        with TerminalProgress() as progress:
+            runs = {name: study(name, options.runs, options.seed, progress, options.jobs) for name in RECIPES}
     for name, run in runs.items():
         last = {layer: f"{run[layer]['sum'][-1]:.3g} / {run[layer]['std'][-1]:.3g}" for layer in LAYERS}
         say(f"{name:<14} clean {100 * run['clean']:.1f}  pgd-20 {100 * run['pgd-20']:.1f}  sum / std at the end {last}")
