@@ -8,24 +8,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Gradients of confident samples are tiny; inside the network they are carried this much larger, so that half
-# precision does not round them to zero.
-GRADIENT_SCALE = 128.0
+from flatrock.core.threat import rows
+
+# Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
+# ratios of logits can have huge ones; half precision would round the first to zero and the second to infinity.
+CARRIED = 128.0
+# No gradient is taken to be smaller than this: the factor it is multiplied with must stay finite.
+SMALLEST = 1e-30
 # Share of clean predictions that must agree with full precision before half precision is trusted to craft.
 AGREEMENT = 0.98
+# Inputs whose gradients are looked at before half precision is trusted.
+PROBED = 32
 
 
-class _Scaled(torch.autograd.Function):
-    """Identity whose gradient is multiplied by a constant."""
+class _Factor:
+    """What each row of a gradient was multiplied with where it entered the network."""
+
+    def __init__(self) -> None:
+        self.of_rows = torch.ones(0)
+
+
+class _Enlarged(torch.autograd.Function):
+    """Identity; on the way back each row of the gradient is multiplied so that its largest entry is CARRIED."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, factor: _Factor) -> Tensor:
         ctx.factor = factor
-        return value.view_as(value)
+        return logits.view_as(logits)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * ctx.factor, None
+        ctx.factor.of_rows = CARRIED / grads[0].abs().amax(1).clamp_min(SMALLEST)
+        return grads[0] * rows(ctx.factor.of_rows, grads[0]), None
+
+
+class _Restored(torch.autograd.Function):
+    """Identity; on the way back each row of the gradient is divided by what it was multiplied with."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: _Factor) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] / rows(ctx.factor.of_rows, grads[0]), None
 
 
 class HalfModel(nn.Module):
@@ -41,10 +68,12 @@ class HalfModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits of a half-precision pass."""
-        x = _Scaled.apply(x, 1 / GRADIENT_SCALE).half()  # type: ignore[no-untyped-call]
+        factor = _Factor()
+        # Gradients are resized in float32, outside the casts: half precision must not see them as they are.
+        x = _Restored.apply(x, factor).half()  # type: ignore[no-untyped-call]
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        logits: Tensor = _Scaled.apply(self._run(x), GRADIENT_SCALE).float()  # type: ignore[no-untyped-call]
+        logits: Tensor = _Enlarged.apply(self._run(x).float(), factor)  # type: ignore[no-untyped-call]
         return logits
 
 
@@ -60,7 +89,7 @@ class Counted(nn.Module):
         """What the model says."""
         self.forwards += x.shape[0]
         logits: Tensor = self.inner(x)
-        if logits.requires_grad and isinstance(logits, Tensor):
+        if logits.requires_grad:
             logits.register_hook(self._passed)  # type: ignore[no-untyped-call]
         return logits
 
@@ -79,15 +108,25 @@ def half_model(model: nn.Module, x: Tensor, *, compiled: bool) -> tuple[HalfMode
     for with_compiler in (True, False) if compiled else (False,):
         try:
             fast = HalfModel(model, compiled=with_compiler)
-            with torch.no_grad():
-                said, true = fast(x), model(x)
-            leaf = x[:2].clone().requires_grad_(True)
-            torch.autograd.grad(fast(leaf).sum(), leaf)
+            fault = _fault(fast, model, x)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
             continue
-        share = float((said.argmax(1) == true.argmax(1)).double().mean())
-        if not bool(torch.isfinite(said).all()) or share < AGREEMENT:
-            return None, f"half precision changes {100 * (1 - share):.1f} % of its clean predictions"
+        if fault:
+            return None, fault
         return fast, "float16, compiled" if with_compiler else "float16"
     return None, f"it does not run in half precision ({reason})"
+
+
+def _fault(fast: HalfModel, model: nn.Module, x: Tensor) -> str:
+    """Why the copy cannot stand in for the model on these inputs; nothing if it can."""
+    with torch.no_grad():
+        said, true = fast(x), model(x)
+    if not bool(torch.isfinite(said).all()):
+        return "half precision overflows on its clean inputs"
+    share = float((said.argmax(1) == true.argmax(1)).double().mean())
+    if share < AGREEMENT:
+        return f"half precision changes {100 * (1 - share):.1f} % of its clean predictions"
+    leaf = x[:PROBED].clone().requires_grad_(True)
+    (grad,) = torch.autograd.grad(fast(leaf).amax(1).sum(), leaf)
+    return "" if bool(torch.isfinite(grad).all()) else "half precision overflows in its gradients"

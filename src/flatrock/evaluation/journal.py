@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,20 +45,20 @@ class Journal:
         if resume and known.is_file():
             self._check(known, identity)
             return
-        if folder.exists() and not known.is_file():
+        if folder.exists() and not known.is_file() and not _unnamed(folder):
             raise StateError(f"{folder} exists and is not an unfinished evaluation; it is left alone")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        _remove(folder)
         write_atomic(known, json_text(dict(identity)).encode())
 
     def _check(self, known: Path, identity: Mapping[str, Any]) -> None:
         try:
             old = json.loads(known.read_text())
-        except ValueError as error:
+            names = old.keys()
+        except (ValueError, AttributeError) as error:
             raise StateError(f"{known} is damaged; start again without --resume") from error
         mine = json.loads(json_text(dict(identity)))
         if old != mine:
-            odd = sorted(k for k in old.keys() | mine.keys() if old.get(k) != mine.get(k))
+            odd = sorted(k for k in names | mine.keys() if old.get(k) != mine.get(k))
             raise StateError(
                 f"{known.parent} belongs to another evaluation (different: {', '.join(odd)}); "
                 "repeat its options, or start again without --resume"
@@ -94,4 +94,17 @@ class Journal:
     def close(self) -> None:
         """Remove the folder: its result is complete."""
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder)
+
+
+def _unnamed(folder: Path) -> bool:
+    """Whether this is a folder that was killed before its exam.json was whole."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {".exam.json.part"}
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a journal wrote, its name last, and the folder unless something else lies in it."""
+    for path in (*folder.glob("chunk-*.safetensors"), *folder.glob(".*.part"), folder / "exam.json"):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()

@@ -27,13 +27,17 @@ class Tally:
         self.no_answer: dict[str, int] = {}
         self.disputed = 0
         self.adversarial = None if x is None else x.detach().cpu().clone()
-        self._rounded_right = self._clean.clone()
         self._broken: dict[int, Tensor] = {}
+
+    @property
+    def survivors(self) -> Tensor:
+        """Per sample: right, and survived everything so far."""
+        return torch.stack(list(self.flags.values())).all(0)
 
     @property
     def standing(self) -> float:
         """Share of all samples that survived everything so far."""
-        return float(torch.stack(list(self.flags.values())).all(0).double().mean())
+        return float(self.survivors.double().mean())
 
     def candidates(self, step: Step) -> Tensor:
         """The samples a step is tried on: those right without attack, in a plan those its earlier attacks left."""
@@ -61,7 +65,10 @@ class Tally:
         self.disputed += int(chunk.numbers["disputed"])
         self.flags[step.label][chunk.rows] = chunk.right
         worst = self.margins["worst"]
-        worst[chunk.rows] = torch.fmin(worst[chunk.rows], chunk.margin)
+        # Logits that are no answer have no margin (nor could JSON hold it): 0, and never more for a broken sample.
+        margin = torch.where(torch.isfinite(chunk.margin), chunk.margin, 0)
+        margin = torch.where(chunk.right, margin, margin.clamp(max=0))
+        worst[chunk.rows] = torch.minimum(worst[chunk.rows], margin)
         for row, x_adv in zip(chunk.rows[~chunk.right].tolist(), chunk.x_adv, strict=True):
             self._broken.setdefault(row, x_adv)  # the first attack that broke a sample keeps its input
             if self.adversarial is not None:
