@@ -17,21 +17,22 @@ VERSION = "0.1.0"
 
 @cache
 def commit() -> str:
-    """The git commit of this source tree ('+' marks uncommitted changes).
+    """The git commit of this source tree ('+' marks uncommitted changes), or 'not a checkout' for an installed copy.
 
-    An installed copy does not know it: it says FLATROCK_COMMIT if that is set, for example in a container.
+    FLATROCK_COMMIT, if set, is believed instead: a copy in a container cannot look it up.
     """
     here = Path(__file__).parent
-    elsewhere = os.environ.get("FLATROCK_COMMIT", "not a checkout")
+    if told := os.environ.get("FLATROCK_COMMIT"):
+        return told
     try:
         top = _git(here, "rev-parse", "--show-toplevel")
         tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         if not top or not tracked:
-            return elsewhere
+            return "not a checkout"
         dirty = "+" if _git(here, "status", "--porcelain", "--untracked-files=no") else ""
         return _git(here, "rev-parse", "HEAD")[:12] + dirty
     except (OSError, subprocess.SubprocessError):
-        return elsewhere
+        return "not a checkout"
 
 
 def _git(where: Path, *words: str) -> str:
