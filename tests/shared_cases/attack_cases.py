@@ -14,10 +14,21 @@ from flatrock.core.rng import SampleGen, Seed
 Make = Callable[..., Any]
 Row = tuple[str, dict[str, Any]]
 # Attacks of thousands of queries, made quick where any number of them tests the same.
-QUICK: dict[str, dict[str, Any]] = {"square": {"queries": 60}, "rays": {"queries": 150}}
-# Attacks that draw no random numbers, and attacks that know one norm only.
-UNRANDOM = {"fgsm", "rays"}
+QUICK: dict[str, dict[str, Any]] = {
+    "square": {"queries": 60},
+    "rays": {"queries": 150},
+    "fab": {"steps": 5},
+    "fab-t": {"steps": 5},
+}
+# Attacks that draw no random numbers (FAB: without restarts), and attacks that know one norm only.
+UNRANDOM = {"fgsm", "rays", "fab", "fab-t"}
 LINF_ONLY = {"rays"}
+# FAB in every variant that takes another path through the code; restarts are tested on their own.
+FAB_ROWS: list[Row] = [
+    ("fab", {"steps": 8}),
+    ("fab-t", {"steps": 8}),
+    ("fab-t", {"steps": 6, "targets": 2, "rows": 10}),
+]
 
 
 def gpu_waits(do: Callable[[], object]) -> int:
@@ -53,3 +64,30 @@ def gen_for(x: Tensor, seed: int = 0) -> SampleGen:
 def wrong(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         return model(x).argmax(1) != y
+
+
+def rivals_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """All wrong classes, by falling clean logit."""
+    with torch.no_grad():
+        return model(x).scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)[:, :-1]
+
+
+def linear_case(
+    dimension: int, classes: int, *, n: int = 60, dtype: torch.dtype = torch.float64
+) -> tuple[nn.Linear, Tensor, Tensor]:
+    """A linear model and inputs so far inside the box that it stays out of reach."""
+    gen = Seed(0).child("fab", dimension, classes).generator()
+    model = nn.Linear(dimension, classes).to(dtype)
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(classes, dimension, generator=gen))
+        model.bias.copy_(-0.5 * model.weight.sum(1))
+        x = (0.5 + 0.5 * (torch.rand(n, dimension, generator=gen) - 0.5)).to(dtype)
+        return model, x, model(x).argmax(1)
+
+
+def exact_radius(model: nn.Linear, x: Tensor, y: Tensor, norm: str) -> Tensor:
+    """min_k (z_y - z_k) / ||W_y - W_k||_q."""
+    w, z = model.weight.detach(), model(x).detach()
+    dual = torch.linalg.vector_norm(w[y][:, None] - w[None], 1 if norm == "linf" else 2, dim=2)
+    ratios = (z.gather(1, y[:, None]) - z) / dual
+    return ratios.scatter(1, y[:, None], torch.inf).amin(1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.auto_pgd import APGD, APGDTargeted
+from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary
 from flatrock.attacks.craft import check_inputs, check_model, craft, first_logits_checked
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
@@ -36,6 +37,8 @@ ATTACKS.add("apgd", APGD, "PGD that tunes its own step size (loss: ce, cw, dlr, 
 ATTACKS.add("apgd-ce", APGD, "APGD on the cross-entropy (AutoAttack)", cite="Croce 2020", loss="ce")
 ATTACKS.add("apgd-dlr", APGD, "APGD on the difference of logits ratio (AutoAttack)", cite="Croce 2020", loss="dlr")
 ATTACKS.add("apgd-t", APGDTargeted, "APGD toward the 9 nearest classes (AutoAttack)", cite="Croce 2020")
+ATTACKS.add("fab", FastAdaptiveBoundary, "nearest adversarial point, against all classes at once", cite="Croce 2020")
+ATTACKS.add("fab-t", TargetedBoundary, "nearest adversarial point toward 9 classes (AutoAttack)", cite="Croce 2020")
 
 
 def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
