@@ -93,9 +93,9 @@ def main() -> None:
             for base, methods in BASES.items()
         }
     for base, result in found.items():
-        print(f"{base}: {result['base_ms']} ms a step")  # noqa: T201 (a script)
+        print(f"{base}: {result['base_ms']} ms a step")
         for name, row in result["methods"].items():
-            print(f"  {name:<18} x {row['ratio']:.3f}  ({row['quartiles'][0]:.3f} to {row['quartiles'][1]:.3f})")  # noqa: T201
+            print(f"  {name:<18} x {row['ratio']:.3f}  ({row['quartiles'][0]:.3f} to {row['quartiles'][1]:.3f})")
     if options.out:
         certificate = birth_certificate(device="cpu", seed=0, rounds=options.rounds, batch_size=options.batch_size)
         write_atomic(options.out, (json.dumps({**found, "provenance": certificate}, indent=2) + "\n").encode())
