@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attack_cases import LINF_ONLY
+from attack_cases import FAB_ROWS, LINF_ONLY
 from torch import Tensor, nn
 
 from flatrock.core.rng import Seed, kept_global_rng
@@ -35,6 +35,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("apgd-dlr", {"steps": 5, "restarts": 3}),
     ("apgd-t", {"steps": 8}),
     ("apgd-t", {"steps": 4, "loss": "margin", "targets": 2, "restarts": 2, "rows": 50}),
+    *FAB_ROWS,
 ]
 IDS = ["-".join([name, *map(str, options.values())]) for name, options in ROWS]
 

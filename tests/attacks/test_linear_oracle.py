@@ -38,6 +38,8 @@ ATTACK_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("apgd-ce", {"steps": 10}),
     ("apgd-dlr", {"steps": 10}),
     ("apgd-t", {"steps": 10}),
+    ("fab", {"steps": 20}),
+    ("fab-t", {"steps": 20}),
 ]
 
 
