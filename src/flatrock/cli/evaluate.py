@@ -1,60 +1,116 @@
-"""`flatrock eval`: run -> result."""
+"""`flatrock eval`: a run, or a model of your own, -> result."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.core.device import pick_device
+from flatrock.core.errors import ConfigError
+from flatrock.core.records import Result
 from flatrock.recipes.evaluate import evaluate_run, store_result
+from flatrock.recipes.foreign import evaluate_foreign, store_foreign
 from flatrock.reports.table import comparison
+
+_OWN = "Models that flatrock did not train"
+
+Source = Annotated[
+    Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")
+]
+Attacks = Annotated[str | None, typer.Option(help="comma-separated, e.g. autoattack or fgsm,pgd-20,cw-20:restarts=5")]
+Which = Annotated[
+    str,
+    typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept; the entry of --weights"),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="only so many test samples")]
+BatchSize = Annotated[int | None, typer.Option(min=1)]
+DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
+Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half, full")]
+Doubt = Annotated[bool, typer.Option(help="look for reasons not to believe the number")]
+KeepAdversarial = Annotated[bool, typer.Option(help="store the adversarial inputs too")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted evaluation")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
+Seed = Annotated[int, typer.Option(help="seed of the attacks' random numbers")]
+Model = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=_OWN, help="a name (flatrock ls models) or package.module:factory of your own"),
+]
+Weights = Annotated[
+    Path | None, typer.Option(rich_help_panel=_OWN, help="a safetensors or torch file; alone if its network is known")
+]
+Data = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="the test set, e.g. cifar10")]
+Norm = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="of the threat: linf or l2")]
+Eps = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="radius of the threat, e.g. 8/255")]
+NumClasses = Annotated[int | None, typer.Option(rich_help_panel=_OWN, help="checked against the model")]
+Normalize = Annotated[
+    str | None, typer.Option(rich_help_panel=_OWN, help="cifar10, ..., or none; what the file stores by default")
+]
+Out = Annotated[Path | None, typer.Option(rich_help_panel=_OWN, help="the .json file to write")]
 
 
 def run(
-    source: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file")],
-    attacks: Annotated[
-        str | None, typer.Option(help="comma-separated, e.g. autoattack or fgsm,pgd-20,cw-20:restarts=5")
-    ] = None,
-    which: Annotated[
-        str, typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept")
-    ] = "auto",
-    limit: Annotated[int | None, typer.Option(min=1, help="only so many test samples")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
-    precision: Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half, full")] = "auto",
-    doubt: Annotated[bool, typer.Option(help="look for reasons not to believe the number")] = True,
-    keep_adversarial: Annotated[bool, typer.Option(help="store the adversarial inputs too")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted evaluation")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
-    seed: Annotated[int, typer.Option(help="seed of the attacks' random numbers")] = 0,
+    source: Source = None,
+    attacks: Attacks = None,
+    which: Which = "auto",
+    limit: Limit = None,
+    batch_size: BatchSize = None,
+    data_dir: DataDir = None,
+    precision: Precision = "auto",
+    doubt: Doubt = True,
+    keep_adversarial: KeepAdversarial = False,
+    resume: Resume = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    model: Model = None,
+    weights: Weights = None,
+    data: Data = None,
+    norm: Norm = None,
+    eps: Eps = None,
+    num_classes: NumClasses = None,
+    normalize: Normalize = None,
+    out: Out = None,
 ) -> None:
-    """Evaluate a trained model on its test set under attack."""
+    """Evaluate a trained model on its test set under attack: that of a run, or one of your own (--model, --weights)."""
+    own: dict[str, Any] = {"model": model, "weights": weights, "data": data, "norm": norm, "eps": eps}
+    own |= {"num_classes": num_classes, "normalize": normalize, "out": out}
+    chosen = None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()]
+    how: dict[str, Any] = {"which": which, "attacks": chosen, "limit": limit, "batch_size": batch_size}
+    how |= {"precision": precision, "doubt": doubt, "keep_adversarial": keep_adversarial, "journal": True}
+    how |= {"resume": resume, "data_folder": data_dir, "seed": seed}
     with friendly("the same command with --resume goes on from the last finished batch"):
+        _check_source(source, [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None])
         with TerminalProgress() as progress:
-            result = evaluate_run(
-                source,
-                which=which,
-                attacks=None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()],
-                limit=limit,
-                batch_size=batch_size,
-                precision=precision,
-                doubt=doubt,
-                keep_adversarial=keep_adversarial,
-                journal=True,
-                resume=resume,
-                data_folder=data_dir,
-                device=pick_device(device),
-                seed=seed,
-                progress=progress,
-            )
-        show(comparison({str(result.provenance["recipe"]): result}))
-        say(
-            f"{result.provenance['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}; percent; "
-            "worst case = per sample over all attacks named"
+            if source is None:
+                result = evaluate_foreign(**own, **how, device=device, progress=progress)
+            else:
+                result = evaluate_run(source, **how, device=pick_device(device), progress=progress)
+        _tell(result)
+        say(f"wrote {store_foreign(result, out) if source is None else store_result(source, result)}")
+
+
+def _check_source(source: Path | None, given: list[str]) -> None:
+    """Either a run or a model of one's own."""
+    if source is None and not given:
+        raise ConfigError(
+            "nothing to evaluate; name a run folder or checkpoint, or a model of your own with --model or --weights, "
+            "--data, --norm and --eps"
         )
-        for finding in result.findings:
-            say(("finding ", "yellow"), str(finding))
-        say(f"wrote {store_result(source, result)}")
+    if source is not None and given:
+        raise ConfigError(
+            f"{source} is evaluated as its recipe says; leave out {', '.join(given)}, which describe a model that is "
+            "no run, or leave out the run"
+        )
+
+
+def _tell(result: Result) -> None:
+    about = result.provenance
+    show(comparison({str(about.get("recipe", about.get("model"))): result}))
+    say(
+        f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}; percent; "
+        "worst case = per sample over all attacks named"
+    )
+    for finding in result.findings:
+        say(("finding ", "yellow"), str(finding))

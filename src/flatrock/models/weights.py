@@ -1,0 +1,217 @@
+"""Weight files of other projects: read without running code, unwrapped, fitted to a network by name and shape."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.registry import unknown
+from flatrock.core.tensorfile import FORMAT
+
+Pair = tuple[tuple[float, ...], tuple[float, ...]]
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Entries of a checkpoint that hold averaged weights, then those that hold plain ones; the first found is taken.
+AVERAGED = ("ema", "ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "swa", "swa_state_dict", "swa_model")
+_PLAIN = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights", "last", "best")
+# What DataParallel, torch.compile and wrapper modules put before every name.
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+# Where other projects keep the mean and the standard deviation of their inputs; '0.' is the first of a Sequential.
+_NORMALIZERS = tuple(
+    (place + mean, place + std)
+    for place in ("", "normalize.", "normalizer.", "normalization.", "norm.", "0.")
+    for mean, std in (("mu", "sigma"), ("mean", "std"))
+)
+# Counters of averaging (torch's AveragedModel) and of BatchNorm: no prediction depends on them.
+_AVERAGE_COUNTER, _BATCH_COUNTER = "n_averaged", "num_batches_tracked"
+# Names shown of a long list.
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of one model in a file: under which entry they lay, which other models lay beside them."""
+
+    state: dict[str, Tensor]
+    file: Path
+    sha256: str
+    entry: str
+    others: tuple[str, ...]
+
+    @property
+    def averaged(self) -> bool:
+        """Whether they are averages over training."""
+        return any(step in AVERAGED for step in self.entry.split("."))
+
+
+def read_weights(path: Path | str, *, which: str = "auto") -> Weights:
+    """The weights in a safetensors or torch file. No pickle is executed: a torch file that needs it is refused.
+
+    Checkpoints are unwrapped. `which` names the entry to take where there are several; auto prefers averaged weights.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise StateError(f"there is no weights file {path}")
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    state, entry, others = _unwrap(content, path, which)
+    with path.open("rb") as f:
+        digest = hashlib.file_digest(f, "sha256").hexdigest()
+    return Weights(state, path, digest, entry, others)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as f:
+            header = f.metadata() or {}
+            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise StateError(f"{path} cannot be read as safetensors ({error}); {_download(path)}") from error
+    if header.get("format") == FORMAT:
+        raise StateError(
+            f"{path} is a checkpoint of a flatrock run, which knows its recipe; evaluate it with `flatrock eval {path}`"
+        )
+    return tensors
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about TorchScript archives, which are refused anyway
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds here, and its own message recommends running the pickle
+        match = re.search(r"Unsupported (?:global|class):? (?:GLOBAL )?([\w.]+)", str(error))
+        if match is None:
+            raise StateError(f"{path} is no whole torch file; {_download(path)}") from error
+        raise StateError(
+            f"{path} holds a {match[1]}, and reading it would run code from the file, so it is refused; if you trust "
+            "where it comes from, keep its tensors alone, once: python -c \"import torch; d = torch.load('"
+            f"{path}', map_location='cpu', weights_only=False); torch.save(d['state_dict'], 'plain.pt')\" "
+            "(d.state_dict() where the file holds a whole model)"
+        ) from error
+
+
+def _download(path: Path) -> str:
+    """What the first bytes of an unreadable file say."""
+    with path.open("rb") as f:
+        begin = f.read(64).lstrip()
+    if begin.startswith(b"<"):
+        return "it is a web page, saved instead of the file; download it again in a browser"
+    if begin.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS; fetch the file itself with `git lfs pull`"
+    return "it is damaged or of another kind; download it again, or save its state_dict() with torch.save"
+
+
+def _unwrap(content: Any, path: Path, which: str) -> tuple[dict[str, Tensor], str, tuple[str, ...]]:
+    """Go down through entries that hold models until there are tensors."""
+    entry: list[str] = []
+    others: list[str] = []
+    while True:
+        if not isinstance(content, Mapping):
+            raise StateError(f"{path} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
+        holders = [k for k in (*AVERAGED, *_PLAIN) if isinstance(content.get(k), Mapping)]
+        if which != "auto" and not entry:
+            holders = [k for k, v in content.items() if isinstance(v, Mapping)]
+            if which not in holders:
+                raise ConfigError(unknown(f"entry of {path}:", which, map(str, holders)))
+            holders.sort(key=lambda k: k != which)
+        if not holders:
+            break
+        entry.append(holders[0])
+        others += holders[1:]
+        content = content[holders[0]]
+    state = {str(k): v.detach() for k, v in content.items() if isinstance(v, Tensor)}
+    if not state:
+        hint = "it is the state of an optimizer" if "param_groups" in content else f"its entries: {_some(content)}"
+        raise StateError(f"{path} holds no weights ({hint}); give the file with the model's state dict")
+    return state, ".".join(entry), tuple(others)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A state dict with some of its wrapping taken off, and the normalisation found on the way."""
+
+    state: dict[str, Tensor]
+    normalize: Pair | None = None
+
+
+def readings(state: Mapping[str, Tensor]) -> Iterator[Reading]:
+    """The state as it is, then with ever more of its wrapping taken off: prefixes of all names, mean and std."""
+    now = Reading({k: v for k, v in state.items() if k != _AVERAGE_COUNTER})
+    wrappers: tuple[str, ...] = _WRAPPERS
+    while True:
+        yield now
+        pair = next((p for p in _NORMALIZERS if now.normalize is None and set(p) < now.state.keys()), None)
+        prefix = next((w for w in wrappers if now.state and all(k.startswith(w) for k in now.state)), None)
+        if prefix is not None:
+            now = Reading({k.removeprefix(prefix): v for k, v in now.state.items()}, now.normalize)
+        elif pair is not None:
+            if pair[0].startswith("0."):
+                wrappers = (*_WRAPPERS, "1.")
+            values = _stored(now.state, pair)
+            now = Reading({k: v for k, v in now.state.items() if k not in pair}, values)
+        else:
+            return
+
+
+def _stored(state: Mapping[str, Tensor], names: tuple[str, str]) -> Pair:
+    mean, std = (tuple(float(v) for v in state[name].flatten()) for name in names)
+    if not mean or not std or min(std) <= 0 or not all(map(math.isfinite, (*mean, *std))):
+        raise ConfigError(
+            f"the weights come with {names[0]} = {list(mean)} and {names[1]} = {list(std)}, which normalise nothing: "
+            "means must be finite, stds finite and positive"
+        )
+    return mean, std
+
+
+def unwrapped(state: Mapping[str, Tensor]) -> Reading:
+    """The state without any wrapping."""
+    *_, last = readings(state)
+    return last
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor."""
+    return {k: tuple(v.shape) for k, v in state.items()}
+
+
+def fit(
+    state: Mapping[str, Tensor], expected: Shapes, *, what: str, theirs: Callable[[str], str] = str, unused: str = ""
+) -> dict[str, Tensor]:
+    """The tensors a network expects, each taken from the name `theirs` gives for it.
+
+    Names that match the pattern `unused` are left out. ConfigError lists what is missing, extra or misshapen.
+    """
+    wanted = {name: theirs(name) for name in expected}
+    known = set(wanted.values())
+    missing = [k for k in wanted.values() if k not in state and not k.endswith(_BATCH_COUNTER)]
+    surplus = [k for k in state if k not in known and not k.endswith(_BATCH_COUNTER)]
+    odd = [
+        f"{k} is {list(state[k].shape)}, not {list(expected[name])}"
+        for name, k in wanted.items()
+        if k in state and tuple(state[k].shape) != tuple(expected[name])
+    ]
+    extra = [k for k in surplus if not (unused and re.match(unused, k))]
+    found = {"missing": missing, "extra": extra, "misshapen": odd}
+    if any(found.values()):
+        faults = tuple(f"{kind} ({len(names)}): {_some(names)}" for kind, names in found.items() if names)
+        raise ConfigError(f"the weights do not fit {what}; give the network they belong to with --model", faults)
+    # Files of old versions of torch lack BatchNorm's counters.
+    return {name: state[k] if k in state else torch.zeros((), dtype=torch.int64) for name, k in wanted.items()}
+
+
+def _some(names: Any) -> str:
+    shown = [str(n) for n in names]
+    rest = len(shown) - _SHOWN
+    return "; ".join(shown[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")

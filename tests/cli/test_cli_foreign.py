@@ -1,0 +1,206 @@
+"""`flatrock eval` of models that are not flatrock's, driven as a user drives it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign_cases import MODULE, noise, outputs
+from foreign_nets import GreyCnn, randomised
+from typer.testing import CliRunner
+from typer.testing import Result as Done
+
+from flatrock.cli.main import app
+from flatrock.core.records import Result
+from flatrock.data.dataset import Dataset
+from flatrock.recipes.foreign import load_foreign
+
+THREAT = ("--norm", "linf", "--eps", "8/255", "--device", "cpu")
+ON_DIGITS = ("--data", "digits", "--limit", "30", "--attacks", "fgsm,pgd-2", *THREAT)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign_module.py").write_text(MODULE)
+    yield tmp_path
+    sys.modules.pop("foreign_module", None)
+
+
+@pytest.fixture
+def grey(monkeypatch: pytest.MonkeyPatch, here: Path) -> Path:
+    """Weights of a network that is recognised, and test images on which it is right."""
+    net = randomised(GreyCnn()).float()
+    x = noise(40, 1, 28, 28)
+    data = Dataset("mnist", x, outputs(net, x).argmax(1), 10)
+    monkeypatch.setattr("flatrock.recipes.foreign.load_data", lambda name, split, folder=None: data)
+    torch.save({"model_state_dict": net.state_dict(), "ema": net.state_dict()}, here / "grey.pt")
+    return here / "grey.pt"
+
+
+def flatrock(*words: str | Path) -> Done:
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def result_of(done: Done) -> Result:
+    assert done.exit_code == 0, done.output
+    line = next(line for line in done.output.splitlines() if line.startswith("wrote "))
+    return Result.from_json(Path(line.removeprefix("wrote ")).read_text())
+
+
+def test_factory_in_the_current_folder(here: Path) -> None:
+    done = flatrock("eval", "--model", "foreign_module:net", *ON_DIGITS)
+    result = result_of(done)
+    assert "worst case" in done.output
+    assert "digits test, 30 of 500 samples; linf eps 0.03137" in done.output
+    assert "foreign_module:net" in done.output
+    assert (result.n, result.threat["eps"]) == (30, 8 / 255)
+    assert result.provenance["model"] == "foreign_module:net"
+    name = "result-foreign_module_net-digits-linf0.03137-fgsm+pgd-2-n30-seed0.json"
+    assert [p.name for p in here.glob("result*")] == [name]
+
+
+def test_factory_with_weights_normalisation_and_a_place_to_write(here: Path) -> None:
+    net = load_foreign("foreign_module:net")
+    torch.save({"net": {f"module.{k}": v for k, v in net.state_dict().items()}, "epoch": 7}, here / "w[a].pt")
+    words = ("--weights", "w[a].pt", "--normalize", "centered", "--out", "a/b.json", *ON_DIGITS)
+    done = flatrock("eval", "--model", "foreign_module:net", *words)
+    result = result_of(done)
+    assert "weights w[a].pt, sha256 " in done.output
+    assert "normalisation centered: mean (0.47), std (0.25)\n" in done.output
+    assert done.output.endswith("wrote a/b.json\n")
+    assert result.provenance["normalize"] == {"source": "centered", "mean": [0.47], "std": [0.25]}
+    unfit = flatrock("eval", "--model", "foreign_module:eleven", *words)
+    assert unfit.exit_code == 2
+    assert "misshapen (2): 1.weight is [16, 64], not [11, 64]; 1.bias is [16], not [11]" in unfit.output
+
+
+def test_weights_alone_are_recognised(grey: Path, here: Path) -> None:
+    done = flatrock(
+        "eval",
+        "--weights",
+        grey,
+        "--data",
+        "mnist",
+        "--normalize",
+        "none",
+        "--attacks",
+        "fgsm",
+        "--out",
+        "r.json",
+        *THREAT,
+    )
+    result = result_of(done)
+    assert "model mnist_cnn, converted from the SmallCNN of TRADES\n" in done.output
+    assert "entry 'ema' (averaged weights); also there, for --which: model_state_dict\n" in done.output
+    assert "normalisation none\n" in done.output
+    assert result.clean == 1.0
+    assert result.provenance["converter"] == "SmallCNN of TRADES"
+    assert (here / "r.json").is_file()
+    assert not (here / "r.part").exists()
+    again = flatrock(
+        *("eval", "--model", "mnist_cnn", "--weights", grey, "--which", "model_state_dict", "--num-classes", "10"),
+        *("--data", "mnist", "--normalize", "none", "--attacks", "fgsm", "--out", "r.json", *THREAT),
+    )
+    assert result_of(again).provenance["weights_entry"] == "model_state_dict"
+
+
+def test_interrupted_evaluation_goes_on(grey: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[Any] = ["eval", "--weights", grey, "--data", "mnist", "--normalize", "none", "--attacks", "fgsm,pgd-2"]
+    words += ["--batch-size", "8", "--out", "r.json", "--no-doubt", *THREAT]
+    whole = result_of(flatrock(*words[:-4], "--out", "whole.json", *THREAT))
+
+    def interrupt(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flatrock.cli.evaluate.TerminalProgress.advance", interrupt)
+        stopped = flatrock(*words)
+    assert stopped.exit_code == 130
+    assert "the same command with --resume goes on" in stopped.output
+    assert len(list((here / "r.part").glob("chunk-*"))) == 1
+    resumed = result_of(flatrock(*words, "--resume"))
+    assert all(torch.equal(resumed.flags[k], whole.flags[k]) for k in whole.flags)
+    assert not (here / "r.part").exists()
+
+
+def test_run_and_model_together_are_refused(run_folder: Path) -> None:
+    before = sorted(run_folder.iterdir())
+    done = flatrock("eval", run_folder, "--model", "resnet18", "--eps", "8/255", "--num-classes", "10")
+    assert done.exit_code == 2
+    assert "leave out --model, --eps, --num-classes, which describe a model that is no run" in done.output
+    assert sorted(run_folder.iterdir()) == before
+
+
+def test_nothing_to_evaluate() -> None:
+    done = flatrock("eval")
+    assert done.exit_code == 2
+    assert "nothing to evaluate; name a run folder or checkpoint, or a model of your own" in done.output
+
+
+def test_all_faults_are_reported_at_once(here: Path) -> None:
+    (here / "keep.json").write_text("mine")
+    done = flatrock(
+        *(
+            "eval",
+            "--model",
+            "foreign_module:needed",
+            "--weights",
+            "no.pt",
+            "--data",
+            "cifar",
+            "--norm",
+            "l3",
+            "--eps",
+            "8",
+        ),
+        *(
+            "--normalize",
+            "cifar9",
+            "--num-classes",
+            "1",
+            "--attacks",
+            "pdg,fgsmm",
+            "--precision",
+            "low",
+            "--device",
+            "tpu",
+        ),
+        *("--out", "keep.json"),
+    )
+    assert done.exit_code == 2
+    lines = done.output.splitlines()
+    assert lines[0] == "error: the evaluation cannot start:"
+    options = [
+        "model",
+        "weights",
+        "num_classes",
+        "normalize",
+        "data",
+        "norm",
+        "attacks",
+        "attacks",
+        "precision",
+        "device",
+    ]
+    assert [line.split(":")[0].removeprefix("  - ") for line in lines[1:]] == [*options, "out"]
+    assert (here / "keep.json").read_text() == "mine"
+
+
+def test_pickled_model_is_refused_with_the_way_out(here: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), here / "whole.pt")
+    done = flatrock("eval", "--weights", "whole.pt", "--data", "digits", *THREAT)
+    assert done.exit_code == 2
+    assert "would run code from the file, so it is refused" in done.output
+    assert "torch.load('whole.pt'" in done.output
+
+
+def test_checkpoint_of_a_run_as_weights_is_sent_the_right_way(run_folder: Path) -> None:
+    path = run_folder / "best.safetensors"
+    done = flatrock("eval", "--model", "digits_cnn", "--weights", path, "--data", "digits", *THREAT)
+    assert done.exit_code == 2
+    assert f"evaluate it with `flatrock eval {path}`" in done.output

@@ -1,0 +1,164 @@
+"""Weight files: what is taken out of them, and what is refused without running any of it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.tensorfile import save
+from flatrock.models.weights import read_weights
+
+PLAIN = {"a.weight": torch.full((2,), 1.0), "a.bias": torch.full((2,), 2.0)}
+SMOOTH = {k: v + 10 for k, v in PLAIN.items()}
+LAST = {k: v + 20 for k, v in PLAIN.items()}
+
+
+def stored(folder: Path, content: Any, name: str = "w.pt") -> Path:
+    torch.save(content, folder / name)
+    return folder / name
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_safetensors_and_torch_files_of_both_formats_give_the_same(tmp_path: Path) -> None:
+    save_file(PLAIN, tmp_path / "w.safetensors")
+    torch.save(PLAIN, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for path in (tmp_path / "w.safetensors", stored(tmp_path, PLAIN), tmp_path / "old.pt"):
+        found = read_weights(path)
+        assert same(found.state, PLAIN)
+        assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert (found.entry, found.others, found.averaged) == ("", (), False)
+
+
+@pytest.mark.parametrize(
+    ("content", "entry", "others", "state"),
+    [
+        ({"state_dict": PLAIN, "epoch": 3, "acc": 0.5}, "state_dict", (), PLAIN),
+        ({"net": PLAIN, "optimizer": {"state": {0: SMOOTH}, "param_groups": []}}, "net", (), PLAIN),
+        ({"model": {"state_dict": PLAIN}}, "model.state_dict", (), PLAIN),
+        ({"model": PLAIN, "ema": SMOOTH}, "ema", ("model",), SMOOTH),
+        ({"state_dict": PLAIN, "model_ema": {"state_dict": SMOOTH}}, "model_ema.state_dict", ("state_dict",), SMOOTH),
+        ({"best": PLAIN, "last": LAST}, "last", ("best",), LAST),
+        ({**PLAIN, "epoch": 3}, "", (), PLAIN),
+    ],
+)
+def test_checkpoints_are_unwrapped(
+    tmp_path: Path, content: dict[str, Any], entry: str, others: tuple[str, ...], state: dict[str, Tensor]
+) -> None:
+    found = read_weights(stored(tmp_path, content))
+    assert (found.entry, found.others) == (entry, others)
+    assert same(found.state, state)
+    assert found.averaged == ("ema" in entry)
+
+
+def test_the_entry_can_be_chosen(tmp_path: Path) -> None:
+    path = stored(tmp_path, {"model": {"state_dict": PLAIN}, "ema": SMOOTH, "student": LAST, "epoch": 3})
+    assert same(read_weights(path, which="model").state, PLAIN)
+    assert same(read_weights(path, which="student").state, LAST)
+    with pytest.raises(ConfigError, match=r"'modle'; known: ema, model, student; did you mean 'model'"):
+        read_weights(path, which="modle")
+
+
+class Trap:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
+    path = stored(tmp_path, {"state_dict": PLAIN, "trap": Trap(tmp_path / "sprung")})
+    with pytest.raises(StateError, match=r"would run code from the file, so it is refused"):
+        read_weights(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ({"state_dict": PLAIN, "acc": np.float64(0.5)}, r"numpy\.\w+\.multiarray\.scalar"),
+        ({"state_dict": PLAIN, "args": argparse.Namespace(lr=0.1)}, r"argparse\.Namespace"),
+        (nn.Linear(2, 2), r"torch\.nn\.modules\.linear\.Linear"),
+    ],
+)
+def test_files_that_need_pickle_are_refused_with_the_reason_and_the_way_out(
+    tmp_path: Path, content: Any, what: str
+) -> None:
+    path = stored(tmp_path, content)
+    with pytest.raises(StateError, match=rf"holds a {what}, and reading it would run code") as error:
+        read_weights(path)
+    text = str(error.value)
+    assert f"torch.load('{path}', map_location='cpu', weights_only=False)" in text
+    assert "if you trust" in text
+    assert "d.state_dict()" in text
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"<!DOCTYPE html><html>Google Drive</html>", "it is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "pointer of Git LFS"),
+        (b"", "damaged or of another kind"),
+        (b"\x00\x01" * 500, "damaged or of another kind"),
+    ],
+)
+def test_what_is_no_weights_file_says_what_it_is(tmp_path: Path, name: str, content: bytes, text: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StateError, match=text):
+        read_weights(tmp_path / name)
+
+
+def test_half_a_download_is_noticed(tmp_path: Path) -> None:
+    path = stored(tmp_path, {"w": torch.rand(1000)})
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(StateError, match="no whole torch file"):
+        read_weights(path)
+
+
+def test_torchscript_is_refused_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "s.pt"))
+    recwarn.clear()
+    with pytest.raises(StateError, match=r"save its state_dict\(\)"):
+        read_weights(tmp_path / "s.pt")
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}, "state of an optimizer"),
+        ({"epoch": 3, "loss": 0.1}, "no weights .its entries: epoch; loss"),
+        ([PLAIN], "holds a list, not a state dict"),
+        (torch.ones(3), "holds a Tensor, not a state dict"),
+    ],
+)
+def test_files_without_a_model(tmp_path: Path, content: Any, text: str) -> None:
+    with pytest.raises(StateError, match=text):
+        read_weights(stored(tmp_path, content))
+
+
+def test_checkpoints_of_runs_go_the_other_way(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    save(path, {"model/head.weight": torch.ones(2, 2)}, {"role": "best"})
+    with pytest.raises(StateError, match=f"evaluate it with `flatrock eval {path}`"):
+        read_weights(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="there is no weights file"):
+        read_weights(tmp_path / "nothing.pt")
