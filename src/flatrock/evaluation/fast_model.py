@@ -17,8 +17,8 @@ CARRIED = 128.0
 SMALLEST = 1e-30
 # Share of clean predictions that must agree with full precision before half precision is trusted to craft.
 AGREEMENT = 0.98
-# Inputs whose gradients are looked at before half precision is trusted.
-PROBED = 32
+# Before half precision is trusted, the gradients of so many inputs must be finite even if so many times larger.
+PROBED, HEADROOM = 32, 8.0
 
 
 class _Factor:
@@ -70,10 +70,13 @@ class HalfModel(nn.Module):
         """Float32 logits of a half-precision pass."""
         factor = _Factor()
         # Gradients are resized in float32, outside the casts: half precision must not see them as they are.
-        x = _Restored.apply(x, factor).half()  # type: ignore[no-untyped-call]
-        if x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        logits: Tensor = _Enlarged.apply(self._run(x).float(), factor)  # type: ignore[no-untyped-call]
+        x = _Restored.apply(x, factor)  # type: ignore[no-untyped-call]
+        logits: Tensor = _Enlarged.apply(self.in_half(x.half()).float(), factor)  # type: ignore[no-untyped-call]
+        return logits
+
+    def in_half(self, x: Tensor) -> Tensor:
+        """Float16 logits of float16 inputs."""
+        logits: Tensor = self._run(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
         return logits
 
 
@@ -127,6 +130,7 @@ def _fault(fast: HalfModel, model: nn.Module, x: Tensor) -> str:
     share = float((said.argmax(1) == true.argmax(1)).double().mean())
     if share < AGREEMENT:
         return f"half precision changes {100 * (1 - share):.1f} % of its clean predictions"
-    leaf = x[:PROBED].clone().requires_grad_(True)
-    (grad,) = torch.autograd.grad(fast(leaf).amax(1).sum(), leaf)
+    leaf = x[:PROBED].half().requires_grad_(True)
+    top = fast.in_half(leaf).amax(1)
+    (grad,) = torch.autograd.grad(top, leaf, torch.full_like(top, HEADROOM * CARRIED))
     return "" if bool(torch.isfinite(grad).all()) else "half precision overflows in its gradients"

@@ -1,0 +1,443 @@
+"""E05 to E13: for each a model that deserves the doubt and one that does not; a sound model deserves none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.errors import ModelError
+from flatrock.core.records import Finding, Result
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.core.threat import L2, Linf
+from flatrock.evaluation import checks, doubt
+from flatrock.evaluation.evaluate import evaluate
+from flatrock.evaluation.exam import Exam
+from flatrock.evaluation.fast_model import Counted
+from flatrock.evaluation.plans import Step, make_plan
+from flatrock.evaluation.tally import Tally
+
+
+class Net(nn.Module):
+    """A smooth network on 6x6 images that gives every class; `before` and `after` are where a fault is put."""
+
+    def __init__(
+        self, before: Callable[[Tensor], Tensor] | None = None, after: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        with kept_global_rng(seed=Seed(0).child("net")):
+            first, last = nn.Linear(36, 24), nn.Linear(24, 4, bias=False)
+        with torch.no_grad():
+            first.weight.mul_(3)
+            first.bias.copy_(-first.weight.sum(1) / 2)
+        self.body = nn.Sequential(nn.Flatten(), first, nn.Tanh(), last)
+        self.before, self.after = before or nn.Identity(), after or nn.Identity()
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.after(4 * self.body(self.before(x)))
+        return logits
+
+
+def data(n: int = 40) -> tuple[Tensor, Tensor]:
+    """Random images and the answers of the network to them."""
+    x = torch.rand(n, 1, 6, 6, generator=Seed(1).generator())
+    return x, Net()(x).detach().argmax(1)
+
+
+def labelled(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(x).argmax(1)
+
+
+THREAT = Linf(0.02)
+
+
+def look(model: nn.Module, threat: Linf | L2 = THREAT, n: int = 40, **options: Any) -> Result:
+    """Evaluate on the model's own answers."""
+    x, _ = data(n)
+    return evaluate(model, x, labelled(model, x), threat, **{"attacks": ["pgd-5"], **options})
+
+
+def codes(findings: Result | list[Finding]) -> list[str]:
+    return [f.code for f in (findings.findings if isinstance(findings, Result) else findings)]
+
+
+# Nothing to doubt
+
+
+@pytest.mark.parametrize("threat", [Linf(0.1), Linf(0.01), L2(0.6)], ids=str)
+def test_a_trained_network_raises_no_doubt(digits: Any, digits_model: nn.Module, threat: Linf | L2) -> None:
+    x, y = digits.test_x[:64], digits.test_y[:64]
+    result = evaluate(digits_model, x, y, threat, doubt=True)
+    assert result.robust > 0
+    assert result.findings == ()
+
+
+def test_nor_does_it_in_half_precision(digits: Any, digits_model: nn.Module) -> None:
+    x, y = digits.test_x[:12], digits.test_y[:12]
+    result = evaluate(digits_model, x, y, Linf(0.1), attacks=["pgd-20"], doubt=True, precision="half")
+    assert (result.provenance["precision"], result.findings) == ("float16", ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.6)], ids=["linf", "l2"])
+def test_nor_under_autoattack(digits: Any, digits_model: nn.Module, threat: Linf | L2) -> None:
+    result = evaluate(digits_model, digits.test_x, digits.test_y, threat, attacks=["autoattack"], doubt=True)
+    assert 0 < result.robust < result.clean
+    assert result.findings == ()
+
+
+@pytest.mark.parametrize("threat", [THREAT, L2(0.1), Linf(0.0), Linf(1e-6), Linf(0.4)], ids=str)
+def test_a_smooth_network_raises_no_doubt(threat: Linf | L2) -> None:
+    assert codes(look(Net(), threat, attacks=["pgd-20"], doubt=True)) == []
+
+
+def test_deep_doubts_do_not_change_the_number() -> None:
+    plain, doubted = look(Net()), look(Net(), doubt=True)
+    assert torch.equal(plain.worst, doubted.worst)
+    assert plain.costs["pgd-5"]["forwards"] == doubted.costs["pgd-5"]["forwards"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_sample_or_two_are_no_ground_for_doubt(n: int) -> None:
+    assert codes(look(Net(), n=n, attacks=["pgd-20"], doubt=True)) == []
+
+
+def test_nothing_right_nothing_to_doubt() -> None:
+    x, y = data(6)
+    assert codes(evaluate(Net(), x, (y + 1) % 4, THREAT, attacks=["pgd-5"], doubt=True)) == []
+
+
+# E05
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x + 0.05 * torch.randn_like(x)
+
+
+def test_e05_a_model_that_answers_at_random() -> None:
+    result = look(Net(before=noisy))
+    assert codes(result) == ["E05"]
+    assert "autoattack-rand" in result.findings[0].cure
+
+
+def test_e05_dropout_left_on() -> None:
+    class Stubborn(nn.Dropout):
+        def train(self, mode: bool = True) -> nn.Dropout:
+            return super().train(True)
+
+    assert "E05" in codes(look(Net(after=Stubborn(0.3))))
+
+
+@pytest.mark.parametrize("batch_size", [7, 40])
+def test_e05_not_for_rounding(batch_size: int) -> None:
+    def rounded(z: Tensor) -> Tensor:
+        return z + 1e-6 * torch.randn_like(z)
+
+    assert codes(look(Net(after=rounded), batch_size=batch_size)) == []
+
+
+def test_e05_an_answer_that_is_gone_the_second_time() -> None:
+    here = torch.tensor([[1.0, 2.0]])
+    assert codes(checks.check_random(here, torch.full((1, 2), torch.nan))) == ["E05"]
+    assert codes(checks.check_random(here, here.clone())) == []
+
+
+# E06
+
+
+def quantised(x: Tensor) -> Tensor:
+    return torch.round(x * 4) / 4
+
+
+@pytest.mark.parametrize("model", [Net(after=lambda z: 1e4 * z), Net(before=quantised)], ids=["saturated", "quantised"])
+def test_e06_no_gradient(model: Net) -> None:
+    result = look(model)
+    assert codes(result) == ["E06"]
+    assert "gradient of exactly zero" in result.findings[0].message
+
+
+def test_e06_not_for_confident_models() -> None:
+    """Cross-entropy of logits 10 times as large is flat, but not zero."""
+    assert codes(look(Net(after=lambda z: 10 * z))) == []
+
+
+def test_e06_sees_the_gradients_attacks_see() -> None:
+    """The fast twin of this model has none."""
+    x, y = data(20)
+    model = Net()
+    exam = Exam(model, Counted(model), x, y, THREAT, torch.device("cpu"), 20, Seed(0))
+    logits, _ = exam.clean_pass()
+    assert codes(doubt.doubts_before(exam, logits, "")) == []
+    exam.crafting = Counted(Net(before=quantised))
+    assert codes(doubt.doubts_before(exam, logits, "")) == ["E06"]
+
+
+class Opaque(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach())
+
+
+def test_e06_a_model_without_gradients_is_doubted_and_still_attacked_without_them() -> None:
+    result = look(Opaque(), Linf(0.1), attacks=["square:queries=30"], doubt=True)
+    assert codes(result) == ["E06"]
+    assert "100 %" in result.findings[0].message
+    assert result.robust < 1
+    with pytest.raises(ModelError, match="no gradient"):
+        look(Opaque(), attacks=["pgd-5"])
+
+
+# E07
+
+
+def test_e07_a_black_box_attack_beats_masked_gradients() -> None:
+    masked = look(Net(before=quantised), Linf(0.12), n=12, attacks=["autoattack"])
+    assert codes(masked) == ["E06", "E07"]
+    assert masked.costs["autoattack/square"]["broken"] >= 2
+    assert masked.findings[1].message.startswith("autoattack/square broke ")
+    assert masked.robust == 0
+
+
+def test_e07_not_for_the_same_network_with_gradients() -> None:
+    open_ = look(Net(), Linf(0.12), n=12, attacks=["autoattack"])
+    assert (open_.robust, codes(open_)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("broken", "samples", "doubted"), [(0, 100, False), (1, 100, False), (2, 100, True), (20, 10**4, False)]
+)
+def test_e07_needs_two_samples_and_the_share(broken: int, samples: int, doubted: bool) -> None:
+    """One sample of a hundred is chance; AutoAttack's own bound is 0.2 %."""
+    assert bool(checks.check_black_box({"autoattack/square": broken}, samples)) == doubted
+    assert bool(checks.check_black_box({"autoattack/square": 21}, 10**4))
+
+
+def test_e07_is_about_plans() -> None:
+    """On its own, square is compared with nothing: a weak gradient attack beside it proves no masking."""
+    result = look(Net(), Linf(0.05), attacks=["pgd-1:step_size=0.001", "square:queries=200"])
+    assert result.per_attack["square:queries=200"] < result.per_attack["pgd-1:step_size=0.001"]
+    assert codes(result) == []
+
+
+# E08
+
+
+def test_e08_attacks_that_are_too_weak() -> None:
+    result = look(Net(), attacks=["pgd-1:step_size=0.001"], doubt=True)
+    assert codes(result) == ["E08"]
+    assert "steps" in result.findings[0].message
+    assert codes(look(Net(), attacks=["pgd-1:step_size=0.001"])) == [], "a deep doubt is only raised if asked for"
+
+
+def test_e08_what_any_attack_named_had_broken_is_no_gain() -> None:
+    assert codes(look(Net(), attacks=["pgd-1:step_size=0.001", "pgd-20"], doubt=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "samples", "doubted"), [(3, 20, False), (4, 20, True), (3, 128, False), (4, 128, True)]
+)
+def test_e08_needs_four_samples_and_the_share(more: int, samples: int, doubted: bool) -> None:
+    found = checks.check_steps({"100 steps": 0, "5 restarts": more}, samples)
+    assert bool(found) == doubted
+    assert all(f"with 5 restarts breaks another {100 * more / samples:.1f} %" in f.message for f in found)
+
+
+# E09
+
+
+class Backwards(torch.autograd.Function):
+    """Identity whose gradient points the wrong way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return -grads[0]
+
+
+def wrong_way(x: Tensor) -> Tensor:
+    return Backwards.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_e09_a_loss_that_falls_along_its_gradient() -> None:
+    result = look(Net(before=wrong_way), attacks=["pgd-20"], doubt=True)
+    assert "E09" in codes(result)
+    (finding,) = (f for f in result.findings if f.code == "E09")
+    assert "1: " in finding.message
+    assert ", 20: " in finding.message
+
+
+def test_e09_a_rough_loss() -> None:
+    """Waves much shorter than a step: the gradient says nothing about where the step ends."""
+
+    def waves(x: Tensor) -> Tensor:
+        return x + 0.02 * torch.sin(2000 * x)
+
+    assert "E09" in codes(look(Net(before=waves), attacks=["pgd-20"], doubt=True))
+
+
+@pytest.mark.parametrize(
+    ("losses", "doubted"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 3.8], False),
+        ([1.0, 2.0, 3.0, 4.0, 3.6], True),
+        ([1.0, 2.0, 1.2, 2.0, 3.0], True),
+        ([1.0, 2.0, 1.9, 2.0, 3.0], False),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], False),
+        ([1.0, 1.0001, 1.0, 1.0, 1.0], False),
+        ([1.0, 2.0, 9.0, float("inf"), float("inf")], False),
+        ([1.0, 2.0, 9.0, float("nan"), 1.0], False),
+    ],
+)
+def test_e09_a_tenth_of_the_rise_may_be_lost(losses: list[float], doubted: bool) -> None:
+    assert bool(checks.check_climb(dict(zip(doubt.LADDER, losses, strict=True)))) == doubted
+
+
+# E10
+
+
+@pytest.mark.parametrize("threat", [THREAT, L2(0.1)], ids=["linf", "l2"])
+def test_e10_surviving_any_budget(threat: Linf | L2) -> None:
+    result = look(Net(before=wrong_way), threat, attacks=["pgd-20"], doubt=True)
+    (finding,) = (f for f in result.findings if f.code == "E10")
+    assert f"{threat.norm} eps {0.5 if threat is THREAT else 3:.3g}" in finding.message
+
+
+def test_e10_quantised_inputs_survive_too() -> None:
+    assert {"E06", "E10"} <= set(codes(look(Net(before=torch.round), attacks=["pgd-20"], doubt=True)))
+
+
+def test_e10_a_twentieth_may_survive() -> None:
+    assert codes(checks.check_budget(0.05, Linf(0.5), 100)) == []
+    assert codes(checks.check_budget(0.06, Linf(0.5), 100)) == ["E10"]
+
+
+def test_e10_the_budget_of_a_large_image_is_a_threat_there_is() -> None:
+    x = torch.zeros(1, 3, 600, 600)
+    exam = Exam(Net(), Counted(Net()), x, torch.zeros(1), L2(1.0), torch.device("cpu"), 1, Seed(0))
+    assert doubt._huge(exam).eps == 388
+
+
+# Deep doubts keep to their means
+
+
+class Fragile(nn.Module):
+    """NaN where an input left 0.5 by more than 0.1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        far = ((x.flatten(1) - 0.5).abs().amax(1, keepdim=True) > 0.1).to(x.dtype)
+        return torch.cat([x.flatten(1).sum(1, keepdim=True), -x.flatten(1)[:, :2]], 1) + 0 / (1 - far)
+
+
+def test_a_model_without_an_answer_does_not_stop_the_doubts() -> None:
+    x, y = torch.full((6, 4), 0.5), torch.zeros(6, dtype=torch.int64)
+    assert codes(evaluate(Fragile().eval(), x, y, Linf(0.2), attacks=["pgd-3"], doubt=True)) == ["E04"]
+    assert codes(evaluate(Fragile().eval(), x, y, Linf(0.05), attacks=["pgd-3"], doubt=True)) == []
+
+
+def test_deep_doubts_keep_to_the_batch_size() -> None:
+    sizes: list[int] = []
+    model = Net(before=lambda x: sizes.append(len(x)) or x)  # type: ignore[func-returns-value]
+    small = look(model, batch_size=7, doubt=True)
+    assert max(sizes[6:]) == 7
+    assert codes(small) == []
+
+
+# E11
+
+
+class Anxious(nn.Module):
+    """A twin that gives the runner-up where the model is sure by less than `slack`."""
+
+    def __init__(self, model: nn.Module, slack: float) -> None:
+        super().__init__()
+        self.model, self.slack = model, slack
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.model(x)
+        return z - self.slack * torch.zeros_like(z).scatter(1, z.argmax(1, keepdim=True), 1)
+
+
+def examined(slack: float, n: int = 60) -> tuple[Exam, Tally, tuple[Step, ...]]:
+    x, y = data(n)
+    model = Net().requires_grad_(False)
+    twin = Counted(Anxious(model, slack))
+    exam = Exam(model, twin, x, y, THREAT, torch.device("cpu"), n, Seed(0), exact=False)
+    steps = make_plan(["pgd-10"])
+    tally = Tally(y, *exam.clean_pass(), None)
+    tally.begin(steps[0])
+    tally.add(steps[0], exam.attempt(steps[0], torch.arange(n)))
+    return exam, tally, steps
+
+
+def test_e11_a_twin_that_calls_samples_broken_too_early() -> None:
+    exam, tally, steps = examined(0.4)
+    assert tally.disputed > 1
+    assert codes(doubt.doubts_after(steps, tally, samples=60, classes=4)) == ["E11"]
+    exact = look(Net(), n=60, attacks=["pgd-10"])
+    assert tally.standing == exact.robust, "what the twin only called broken was attacked again, in full precision"
+    assert tally.costs["pgd-10"]["backwards"] > 0
+    assert (exam.crafting.forwards, exam.crafting.backwards) == (0, 0)
+
+
+def test_e11_not_for_a_faithful_twin() -> None:
+    _, tally, steps = examined(0.0)
+    assert tally.disputed == 0
+    assert codes(doubt.doubts_after(steps, tally, samples=60, classes=4)) == []
+
+
+def test_e11_a_few_disputes_are_normal() -> None:
+    assert codes(checks.check_disputes(50, 10_000)) == []
+    assert codes(checks.check_disputes(51, 10_000)) == ["E11"]
+
+
+# E12
+
+
+class First(nn.Module):
+    """Only so many classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z[:, : self.classes]
+
+
+@pytest.mark.parametrize(("classes", "attack", "doubted"), [(2, "fast", True), (3, "fast", True), (4, "fast", False)])
+def test_e12_few_classes(classes: int, attack: str, doubted: bool) -> None:
+    result = look(Net(after=First(classes)), n=8, attacks=[attack])
+    assert codes(result) == (["E12"] if doubted else [])
+    if doubted:
+        assert f"with {classes} classes" in result.findings[0].message
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_e12_is_about_plans(classes: int) -> None:
+    assert codes(look(Net(after=First(classes)), n=8, attacks=["pgd-3", "cw-3"])) == []
+
+
+# E13
+
+
+def test_e13_a_model_that_needs_float32() -> None:
+    def stubborn(x: Tensor) -> Tensor:
+        return x @ torch.eye(6)
+
+    result = look(Net(before=stubborn), precision="half")
+    assert codes(result) == ["E13"]
+    assert "it does not run in half precision" in result.findings[0].message
+    assert result.provenance["precision"] == "float32"
+    assert torch.equal(result.worst, look(Net(before=stubborn), precision="full").worst)
+
+
+@pytest.mark.parametrize("precision", ["half", "full", "auto"])
+def test_e13_not_for_others(precision: str) -> None:
+    assert codes(look(Net(), precision=precision)) == []

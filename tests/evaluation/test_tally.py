@@ -1,0 +1,185 @@
+"""Who still stands: candidates of attacks and plans, first breakers, margins, rounding to 8 bits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.attacks.gradient import GradientAttack
+from flatrock.core.records import Result
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.core.threat import Linf
+from flatrock.evaluation.evaluate import evaluate
+from flatrock.evaluation.exam import Exam
+from flatrock.evaluation.fast_model import Counted
+from flatrock.evaluation.journal import Chunk
+from flatrock.evaluation.plans import Step
+from flatrock.evaluation.tally import Tally
+
+ATTACK = GradientAttack(steps=1)
+ALONE, OTHER = Step("alone", ATTACK), Step("other", ATTACK)
+FIRST, SECOND, THIRD = (Step(f"plan/{name}", ATTACK, "plan") for name in ("first", "second", "third"))
+
+
+def tally(x: Tensor | None = None) -> Tally:
+    """Six samples of two classes; sample 5 is wrong without attack."""
+    y = torch.zeros(6, dtype=torch.int64)
+    logits = torch.tensor([[2.0, 0.0]] * 5 + [[0.0, 1.0]])
+    return Tally(y, logits, logits[:, 0] - logits[:, 1], x)
+
+
+def chunk(step: Step, rows: list[int], broken: list[int], *, value: float = 0.5, margin: float = -1.0) -> Chunk:
+    right = torch.tensor([row not in broken for row in rows])
+    return Chunk(
+        label=step.label,
+        rows=torch.tensor(rows),
+        right=right,
+        margin=torch.where(right, 1.0, margin),
+        x_adv=torch.full((len(broken), 3), value),
+        numbers={"seconds": 2.0, "forwards": 10, "backwards": 5, "no_answer": 0, "disputed": 1},
+    )
+
+
+def entered(book: Tally, step: Step, broken: list[int], **more: Any) -> list[int]:
+    """Begin a step, enter one chunk of all its candidates, and say who they were."""
+    rows: list[int] = book.candidates(step).tolist()
+    book.begin(step)
+    book.add(step, chunk(step, rows, broken, **more))
+    return rows
+
+
+def test_independent_attacks_see_every_sample_that_is_right() -> None:
+    book = tally()
+    assert entered(book, ALONE, [0, 1]) == [0, 1, 2, 3, 4]
+    assert entered(book, OTHER, [1, 2]) == [0, 1, 2, 3, 4]
+    assert book.flags["alone"].tolist() == [False, False, True, True, True, False]
+    assert book.flags["other"].tolist() == [True, False, False, True, True, False]
+    assert book.survivors.tolist() == [False, False, False, True, True, False]
+    assert book.standing == 2 / 6
+
+
+def test_attacks_of_a_plan_share_survivors() -> None:
+    book = tally()
+    entered(book, ALONE, [4])
+    assert entered(book, FIRST, [0, 1]) == [0, 1, 2, 3, 4], "what another attack broke is no concern of the plan"
+    assert entered(book, SECOND, []) == [2, 3, 4]
+    assert entered(book, THIRD, [2]) == [2, 3, 4]
+    assert book.plans == {"plan": ("plan/first", "plan/second", "plan/third")}
+    kept = [book.flags[name] for name in ("clean", *book.plans["plan"])]
+    assert all(bool((later <= earlier).all()) for earlier, later in pairwise(kept))
+    assert kept[-1].tolist() == [False, False, False, True, True, False]
+    assert book.costs["plan/third"] == {"samples": 3, "broken": 1, "seconds": 2, "forwards": 10, "backwards": 5}
+
+
+def test_the_flags_of_a_real_plan_only_fall() -> None:
+    with kept_global_rng(seed=Seed(0).child("plan")):
+        first, last = nn.Linear(6, 16), nn.Linear(16, 4, bias=False)
+    with torch.no_grad():
+        first.weight.mul_(3)
+        first.bias.copy_(-first.weight.sum(1) / 2)  # centred, so that it answers with every class
+    model = nn.Sequential(first, nn.Tanh(), last).eval()
+    x = torch.rand(40, 6, generator=Seed(1).generator())
+    y = model(x).argmax(1).detach()
+    result = evaluate(model, x, y, Linf(0.1), attacks=["fast", "pgd-5"])
+    first, second = (result.flags[name] for name in result.plans["fast"])
+    assert 0 < int(second.sum()) <= int(first.sum()) < 40
+    assert bool((second <= first).all())
+    assert result.costs["fast/apgd-t"]["samples"] == int(first.sum())
+    assert result.costs["pgd-5"]["samples"] == 40
+    assert set(result.per_attack) == {"fast", "pgd-5"}
+    assert result.per_attack["fast"] == float(second.double().mean())
+
+
+def test_a_step_counts_what_its_chunks_bring() -> None:
+    book = tally()
+    book.begin(ALONE)
+    assert book.flags["alone"].tolist() == [True] * 5 + [False], "nobody is broken before it is tried"
+    book.add(ALONE, chunk(ALONE, [0, 1, 2], [1]))
+    book.add(ALONE, chunk(ALONE, [3, 4], [3, 4]))
+    assert book.costs["alone"] == {"samples": 5, "broken": 3, "seconds": 4, "forwards": 20, "backwards": 10}
+    assert book.disputed == 2
+    assert book.no_answer == {"alone": 0}
+
+
+def test_the_first_breaker_keeps_its_input_and_the_rest_keep_theirs() -> None:
+    x = torch.full((6, 3), 0.25)
+    book = tally(x)
+    entered(book, ALONE, [0], value=0.5)
+    entered(book, OTHER, [0, 1], value=0.75)
+    assert book.adversarial is not None
+    assert book.adversarial[:, 0].tolist() == [0.5, 0.75, 0.25, 0.25, 0.25, 0.25]
+    assert bool((x == 0.25).all()), "the user's inputs are not written to"
+
+
+def test_the_worst_margin_is_the_smallest() -> None:
+    book = tally()
+    entered(book, ALONE, [0], margin=-1.0)
+    entered(book, OTHER, [0, 1], margin=-0.5)
+    assert book.margins["worst"].tolist() == [-1.0, -0.5, 1.0, 1.0, 1.0, -1.0]
+    assert book.margins["clean"].tolist() == [2.0] * 5 + [-1.0]
+
+
+@pytest.mark.parametrize("margin", [float("nan"), float("inf"), -float("inf"), 3.0])
+def test_a_broken_sample_never_has_a_positive_or_infinite_margin(margin: float) -> None:
+    book = tally()
+    entered(book, ALONE, [0, 2], margin=margin)
+    assert book.margins["worst"].tolist() == [0.0, 1.0, 0.0, 1.0, 1.0, -1.0]
+
+
+class Infinite(nn.Module):
+    """The logit of class 1 is infinite where the first coordinate left 0.5 by more than 0.1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        far = ((x[:, 0] - 0.5).abs() > 0.1).to(x.dtype)
+        return torch.stack([x.sum(1), 0.5 * x[:, 0] / (1 - far)], 1)
+
+
+def test_infinite_logits_go_to_json() -> None:
+    x, y = torch.full((4, 3), 0.5), torch.zeros(4, dtype=torch.int64)
+    result = evaluate(Infinite(), x, y, Linf(0.2), attacks=["fgsm"])
+    assert (result.clean, result.robust) == (1, 0)
+    again = Result.from_json(result.to_json())
+    assert again.margins["worst"].tolist() == [0.0] * 4
+
+
+# Rounding
+
+
+class Edge(nn.Module):
+    """Class 1 from a value on; between two grey levels of 8 bits."""
+
+    def __init__(self, level: float) -> None:
+        super().__init__()
+        self.level = level
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(x), 255 * x - self.level], 1)
+
+
+@pytest.mark.parametrize(("level", "stands"), [(10.2, [True, False]), (10.6, [True, True])])
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_what_broke_a_sample_is_judged_again_in_8_bits(level: float, stands: list[bool], batch_size: int) -> None:
+    """10.7 / 255 breaks sample 1; an image file would hold 11, past the edge at 10.2 but at 10.6 too."""
+    y = torch.zeros(2, dtype=torch.int64)
+    x = torch.tensor([[5.0], [10.0]]) / 255
+    model = Edge(level)
+    exam = Exam(model, Counted(model), x, y, Linf(1 / 255), torch.device("cpu"), batch_size, Seed(0))
+    book = Tally(y, *exam.clean_pass(), None)
+    value = {10.2: 10.7, 10.6: 10.4}[level] / 255  # 10.4 would be rounded back to 10
+    book.begin(ALONE)
+    made = chunk(ALONE, [0, 1], [1])
+    book.add(ALONE, Chunk(**{**vars(made), "x_adv": torch.tensor([[value]])}))
+    assert book.flags["alone"].tolist() == [True, False]
+    assert book.rounded(exam).tolist() == stands
+
+
+def test_samples_for_deep_checks_are_right_and_spread() -> None:
+    book = tally()
+    assert book.first_rows(3).tolist() == [0, 2, 4]
+    assert book.first_rows(100).tolist() == [0, 1, 2, 3, 4]
+    wrong = Tally(torch.ones(2, dtype=torch.int64), torch.tensor([[1.0, 0.0]] * 2), torch.tensor([-1.0, -1.0]), None)
+    assert wrong.first_rows(3).tolist() == []
