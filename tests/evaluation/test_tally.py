@@ -150,31 +150,23 @@ def test_infinite_logits_go_to_json() -> None:
 
 
 class Edge(nn.Module):
-    """Class 1 from a value on; between two grey levels of 8 bits."""
-
-    def __init__(self, level: float) -> None:
-        super().__init__()
-        self.level = level
+    """Class 1 above 10.3 / 255, between two grey levels of 8 bits."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([torch.zeros_like(x), 255 * x - self.level], 1)
+        return torch.cat([torch.zeros_like(x), 255 * x - 10.3], 1)
 
 
-@pytest.mark.parametrize(("level", "stands"), [(10.2, [True, False]), (10.6, [True, True])])
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_what_broke_a_sample_is_judged_again_in_8_bits(level: float, stands: list[bool], batch_size: int) -> None:
-    """10.7 / 255 breaks sample 1; an image file would hold 11, past the edge at 10.2 but at 10.6 too."""
-    y = torch.zeros(2, dtype=torch.int64)
-    x = torch.tensor([[5.0], [10.0]]) / 255
-    model = Edge(level)
-    exam = Exam(model, Counted(model), x, y, Linf(1 / 255), torch.device("cpu"), batch_size, Seed(0))
+def test_what_broke_a_sample_is_judged_again_in_8_bits(batch_size: int) -> None:
+    """Samples 1 and 2 are broken by 10.4 and 10.7 of 255; an image file would hold 10, right again, and 11."""
+    x, y = torch.tensor([[5.0], [10.0], [10.0]]) / 255, torch.zeros(3, dtype=torch.int64)
+    exam = Exam(Edge(), Counted(Edge()), x, y, Linf(1 / 255), torch.device("cpu"), batch_size, Seed(0))
     book = Tally(y, *exam.clean_pass(), None)
-    value = {10.2: 10.7, 10.6: 10.4}[level] / 255  # 10.4 would be rounded back to 10
     book.begin(ALONE)
-    made = chunk(ALONE, [0, 1], [1])
-    book.add(ALONE, Chunk(**{**vars(made), "x_adv": torch.tensor([[value]])}))
-    assert book.flags["alone"].tolist() == [True, False]
-    assert book.rounded(exam).tolist() == stands
+    made = chunk(ALONE, [0, 1, 2], [1, 2])
+    book.add(ALONE, Chunk(**{**vars(made), "x_adv": torch.tensor([[10.4], [10.7]]) / 255}))
+    assert book.flags["alone"].tolist() == [True, False, False]
+    assert book.rounded(exam).tolist() == [True, True, False]
 
 
 def test_samples_for_deep_checks_are_right_and_spread() -> None:

@@ -47,7 +47,7 @@ class Journal:
             return
         if folder.exists() and not known.is_file() and not _unnamed(folder):
             raise StateError(f"{folder} exists and is not an unfinished evaluation; it is left alone")
-        _remove(folder)
+        discard(folder)
         write_atomic(known, json_text(dict(identity)).encode())
 
     def _check(self, known: Path, identity: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ class Journal:
     def close(self) -> None:
         """Remove the folder: its result is complete."""
         if self._folder is not None:
-            _remove(self._folder)
+            discard(self._folder)
 
 
 def _unnamed(folder: Path) -> bool:
@@ -102,7 +102,7 @@ def _unnamed(folder: Path) -> bool:
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= {".exam.json.part"}
 
 
-def _remove(folder: Path) -> None:
+def discard(folder: Path) -> None:
     """Remove what a journal wrote, its name last, and the folder unless something else lies in it."""
     for path in (*folder.glob("chunk-*.safetensors"), *folder.glob(".*.part"), folder / "exam.json"):
         path.unlink(missing_ok=True)
