@@ -113,7 +113,9 @@ def compare(run: Path, options: argparse.Namespace, device: torch.device) -> dic
         told = [f"{100 * s['accuracy']:6.2f} {s['seconds']:8.1f} s" if s else "      -" for s in (a, b)]
         say(f"  {name:<8} flatrock {told[0]}   pyautoattack {told[1]}")
     gap, speedup = 100 * (mine["robust"] - theirs["robust"]), theirs["seconds"] / mine["seconds"]
-    say(f"  robust   flatrock {100 * mine['robust']:.2f}, pyautoattack {100 * theirs['robust']:.2f} ({gap:+.2f} points)")
+    say(
+        f"  robust   flatrock {100 * mine['robust']:.2f}, pyautoattack {100 * theirs['robust']:.2f} ({gap:+.2f} points)"
+    )
     say(f"  time     {theirs['seconds']:.1f} s / {mine['seconds']:.1f} s = {speedup:.1f} times")
     both = result.worst == right
     return {

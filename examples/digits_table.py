@@ -1,6 +1,6 @@
 """Flatness methods side by side on the 8x8 digits: five seeds, clean and PGD-20 accuracy, mean and spread.
 
-    python examples/digits_table.py --out results/digits_flatness.json --page docs/flatness/measured.md
+    python examples/digits_table.py --out results/digits_flatness.json --page docs/flatness_digits.md
 
 Trains every recipe with seeds 0 to 4 and evaluates the checkpoint chosen on held-out data (the averaged one where the
 recipe averages) on the 500 test digits. About a quarter of an hour on one CPU core. Runs that are there are not

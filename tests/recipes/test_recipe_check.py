@@ -41,7 +41,7 @@ def test_six_different_faults_are_reported_together() -> None:
         "threat: Linf eps must lie in [0, 1], got 8.0",
         "objective: unknown objective 'trads'",
         "model.num_classes: got 7",
-        "evaluate.attacks: 'pdg-20': unknown attack 'pdg'",
+        "evaluate.attacks: 'pdg-20': unknown attack or plan 'pdg'",
     )
     for beginning in beginnings:
         assert sum(f.startswith(beginning) for f in found) == 1, beginning

@@ -60,9 +60,9 @@ def tiny(name: str, folder: Path, **changes: Any) -> Recipe:
     if "awp" in [f.name for f in recipe.flatness]:
         keys["flatness.awp.warmup"] = 0
     if recipe.data.extra is not None:
-        keys["data.extra.file"] = str(folder / "extra.npz")
-        folder.mkdir(exist_ok=True)
-        np.savez(folder / "extra.npz", image=np.zeros((2, 32, 32, 3), np.uint8), label=np.array([0, -1]))
+        file = folder.parent / "extra.npz"
+        keys["data.extra.file"] = str(file)
+        np.savez(file, image=np.zeros((2, 32, 32, 3), np.uint8), label=np.array([0, -1]))
     return load_recipe(name, keys)
 
 

@@ -14,6 +14,7 @@ from flatrock.core.records import Result
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.foreign import evaluate_foreign, store_foreign
 from flatrock.reports.table import comparison
+from flatrock.reports.waterfall import draw_waterfall, waterfall
 
 _OWN = "Models that flatrock did not train"
 
@@ -88,7 +89,10 @@ def run(
             else:
                 result = evaluate_run(source, **how, device=pick_device(device), progress=progress)
         _tell(result)
-        say(f"wrote {store_foreign(result, out) if source is None else store_result(source, result)}")
+        stored = store_foreign(result, out) if source is None else store_result(source, result)
+        say(f"wrote {stored}")
+        for plan in result.plans:
+            say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
 
 
 def _check_source(source: Path | None, given: list[str]) -> None:
@@ -112,5 +116,8 @@ def _tell(result: Result) -> None:
         f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}; percent; "
         "worst case = per sample over all attacks named"
     )
+    for plan in result.plans:
+        say()
+        show(waterfall(result, plan), f"{plan}: what each attack took away")
     for finding in result.findings:
         say(("finding ", "yellow"), str(finding))

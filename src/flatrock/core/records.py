@@ -74,7 +74,8 @@ class Result:
     the unperturbed inputs, `attacks` the options behind each name. Attacks of a plan (`plans[name]`) share survivors:
     the flags of each say what still stood after it, those of the last are the plan's. `margins` hold z_y minus the
     largest other logit, on the clean input and, as `worst`, on the input that hurt most. `rounded` says what stands
-    after adversarial inputs were rounded to 8 bits. `adversarial` are the inputs behind `worst` (not in the JSON).
+    after adversarial inputs were rounded to 8 bits. `adversarial` holds, for each broken sample, the input of the first
+    attack that broke it, and the clean input of the others (it is not in the JSON).
     """
 
     threat: Mapping[str, Any]
@@ -113,12 +114,9 @@ class Result:
     @property
     def per_attack(self) -> dict[str, float]:
         """Robust accuracy under each attack on its own, and under each plan as a whole."""
-        members = {label: plan for plan, labels in self.plans.items() for label in labels}
-        found: dict[str, float] = {}
-        for name, flag in self.flags.items():
-            if name != "clean":
-                found[members.get(name, name)] = self._share(flag)  # a plan's last attack has the last word
-        return found
+        members = {label for labels in self.plans.values() for label in labels}
+        alone = {n: self._share(flag) for n, flag in self.flags.items() if n != "clean" and n not in members}
+        return alone | {plan: self._share(self.flags[labels[-1]]) for plan, labels in self.plans.items()}
 
     @property
     def after(self) -> dict[str, float]:

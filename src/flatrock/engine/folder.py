@@ -32,7 +32,7 @@ STATUSES = ("running", "finished", "truncated", "failed")
 OWN_FILE = re.compile(
     r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|curves\.png"
     r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
-    r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part)|\.lock)(\.part)?"
+    r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part|png)|\.lock)(\.part)?"
 )
 
 

@@ -201,4 +201,4 @@ def check_precision(note: str) -> list[Finding]:
     """E13: attacks could not use half precision."""
     if not note:
         return []
-    return [Finding("E13", f"attacks craft in float32: {note}", "the number is right, only slower")]
+    return [Finding("E13", f"attacks craft in full precision: {note}", "the number is right, only slower")]

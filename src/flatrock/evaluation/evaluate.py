@@ -16,7 +16,7 @@ from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.provenance import birth_certificate
+from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import digest
@@ -72,7 +72,8 @@ def evaluate(
         crafted, note = _crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings += doubts_before(exam, logits, note)
-        _run(exam, steps, tally, Journal(journal, _identity(exam, steps, seed, crafted), resume=resume), progress)
+        identity = {} if journal is None else _identity(exam, steps, seed, crafted)
+        _run(exam, steps, tally, Journal(journal, identity, resume=resume), progress)
         findings += doubts_after(steps, tally, samples=x.shape[0], classes=logits.shape[1])
         if doubt:
             findings += doubts_deep(exam, tally)
@@ -117,8 +118,10 @@ def _check(
 def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
     """Give the exam a fast twin of the model where asked for; what attacks craft with, and why not otherwise."""
     wanted = precision == "half" or (precision == "auto" and exam.device.type == "cuda")
-    if not wanted or exam.x.dtype != torch.float32:
-        return "float32" if exam.x.dtype == torch.float32 else "float64", ""
+    if exam.x.dtype != torch.float32:
+        return "float64", "the inputs are float64" if precision == "half" else ""
+    if not wanted:
+        return "float32", ""
     first, _ = exam.inputs(torch.arange(min(exam.x.shape[0], exam.batch_size)))
     fast, note = half_model(exam.model, first, compiled=exam.device.type == "cuda")
     if fast is None:
@@ -135,7 +138,8 @@ def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str) -> d
         "data": digest({"x": exam.x.cpu().contiguous(), "y": exam.y.cpu()}, ""),
         "attacks": {s.label: describe(s.attack, exam.threat) for s in steps},
         "threat": [exam.threat.norm, exam.threat.eps],
-        "seed": seed,
+        "flatrock": VERSION,
+        "seed": Seed(seed).key,
         "batch_size": exam.batch_size,
         "precision": precision,
     }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk
 from flatrock.evaluation.plans import Step
 
+T = TypeVar("T")
 # Samples attacked together unless told otherwise; halved when a GPU's memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
 
@@ -39,7 +41,6 @@ class Exam:
     batch_size: int
     seed: Seed
     exact: bool = True  # whether crafting is the model itself
-    halved: list[int] = field(default_factory=list)
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these rows on the device."""
@@ -54,27 +55,36 @@ class Exam:
     def clean_pass(self) -> tuple[Tensor, Tensor]:
         """Logits of every unperturbed input and the margins of the true class (on the CPU)."""
         logits, margins = [], []
-        for rows in torch.split(torch.arange(self.x.shape[0]), self.batch_size):
-            x, y = self.inputs(rows)
-            answer = self.verdict(x)
-            check_logits(answer, x, y)
+        rows = torch.arange(self.x.shape[0])
+        while len(rows):
+            answer, y = self._fitting(self._answers, rows)
             logits.append(answer.cpu())
             margins.append(-margin(answer, y).cpu())
+            rows = rows[len(answer) :]
         return torch.cat(logits), torch.cat(margins)
 
+    def _answers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self.inputs(rows)
+        answer = self.verdict(x)
+        check_logits(answer, x, y)
+        return answer, y
+
     def attempt(self, step: Step, rows: Tensor) -> Chunk:
-        """Try one attack on these samples; where memory is short, on the first half of them, for good."""
+        """Try one attack on the first batch of these samples."""
+        return self._fitting(lambda part: self._attempt(step, part), rows)
+
+    def _fitting(self, work: Callable[[Tensor], T], rows: Tensor) -> T:
+        """Work on the first batch of these samples; where memory is short, on half of it, from then on."""
         while True:
             part = rows[: self.batch_size]
             try:
-                return self._attempt(step, part)
+                return work(part)
             except torch.OutOfMemoryError:
                 if len(part) == 1:
                     raise
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()
                 self.batch_size = max(len(part) // 2, 1)
-                self.halved.append(self.batch_size)
 
     def _attempt(self, step: Step, rows: Tensor) -> Chunk:
         begun = time.perf_counter()

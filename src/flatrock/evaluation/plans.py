@@ -104,7 +104,10 @@ def _steps(spec: str | Mapping[str, Any], classes: int | None) -> list[Step]:
 
 def substitutes(steps: Sequence[Step], classes: int) -> list[str]:
     """What a plan's attacks climb instead of a loss that these few classes do not define."""
-    if classes >= 4 or not any(s.plan for s in steps):
-        return []
-    said = ["the targeted margin instead of the targeted DLR loss (needs 4 classes)"]
-    return said if classes == 3 else [*said, "the margin instead of the DLR loss (needs 3 classes)"]
+    members = {s.label.rpartition("/")[2] for s in steps if s.plan}
+    said = []
+    if classes < 4 and "apgd-t" in members:
+        said.append("the targeted margin instead of the targeted DLR loss (needs 4 classes)")
+    if classes < 3 and "apgd-dlr" in members:
+        said.append("the margin instead of the DLR loss (needs 3 classes)")
+    return said

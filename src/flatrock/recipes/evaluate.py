@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from flatrock.core.tensorfile import save
 from flatrock.data.catalog import load_data
 from flatrock.data.split import fair_subset
 from flatrock.evaluation.evaluate import evaluate
+from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import make_plan
 from flatrock.recipes.build import build_threat, check_fit, recipe_hash
 from flatrock.recipes.restore import open_checkpoint, restored
@@ -97,7 +97,7 @@ def store_result(source: Path | str | Run, result: Result) -> Path:
         save(folder / f"{stem}.safetensors", {"x_adv": result.adversarial}, {"role": "adversarial", **about})
     target = folder / f"{stem}.json"
     write_atomic(target, result.to_json().encode())
-    shutil.rmtree(folder / f"{stem}.part", ignore_errors=True)
+    discard(folder / f"{stem}.part")
     return target
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
 from flatrock.evaluation.exam import placed
+from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import make_plan
 from flatrock.models.catalog import NORMALIZATIONS
 from flatrock.models.convert import Normalized
@@ -129,7 +129,7 @@ def store_foreign(result: Result, out: Path | None = None) -> Path:
         beside = target.with_name(f"{target.stem}-adversarial.safetensors")
         save(beside, {"x_adv": result.adversarial}, {"role": "adversarial", **about})
     write_atomic(target, result.to_json().encode())
-    shutil.rmtree(target.with_suffix(".part"), ignore_errors=True)
+    discard(target.with_suffix(".part"))
     return target
 
 

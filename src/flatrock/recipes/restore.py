@@ -32,7 +32,12 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
     """
     path = source.folder if isinstance(source, Run) else Path(source)
     if path.is_file():
-        return path, *load_checkpoint(path)
+        tensors, meta = load_checkpoint(path)
+        if "recipe" not in meta:
+            raise StateError(
+                f"{path} holds {meta.get('role')!r}, not the weights of a run; name one of its checkpoints"
+            )
+        return path, tensors, meta
     if not path.is_dir():
         raise StateError(f"there is no run folder or checkpoint {path}")
     if which not in CHOICES:
