@@ -55,5 +55,7 @@ def run(
         for name, rows in KINDS.items():
             if kind in ("", name):
                 say((name, "bold"))
-                for row, summary in rows():
-                    say(f"  {row:<32} {summary}")
+                found = rows()
+                width = max(len(row) for row, _ in found)
+                for row, summary in found:
+                    say(f"  {row:<{width}}  {summary}")

@@ -11,15 +11,21 @@ from typing import Any, Generic, TypeVar
 from flatrock.core.errors import ConfigError
 
 T = TypeVar("T")
+# More choices than this are not listed in full.
+MANY = 40
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """The text for an unknown name: value, choices, nearest choice."""
+    """The text for an unknown name: value, choices (of very many, those that look alike), nearest choice."""
     choices = sorted(known)
     lower = {c.lower(): c for c in choices}
     near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
     hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-    return f"unknown {kind} {name!r}; known: {', '.join(choices)}{hint}"
+    listed = ", ".join(choices)
+    if len(choices) > MANY:
+        alike = difflib.get_close_matches(str(name).lower(), lower, n=12, cutoff=0.3)
+        listed = f"{len(choices)} of them, such as {', '.join(lower[a] for a in alike) or choices[0]}"
+    return f"unknown {kind} {name!r}; known: {listed}{hint}"
 
 
 @dataclass(frozen=True)
