@@ -96,9 +96,9 @@ def test_faults_of_config_errors_are_listed_line_by_line() -> None:
 
 def test_very_many_choices_are_not_listed_in_full() -> None:
     names = [f"recipe_{i:03d}" for i in range(100)] + ["something_else"]
-    text = unknown("recipe", "recipe_07", names)
-    assert "101 of them, such as recipe_07" in text
+    text = unknown("recipe", "recipe_0077", names)
+    assert "101 of them, such as recipe_077, " in text
     assert "something_else" not in text
-    assert "did you mean 'recipe_07" in text
-    assert "101 of them, such as recipe_000" in unknown("recipe", "@@@", names)
+    assert "did you mean 'recipe_077'" in text
+    assert "101 of them, such as recipe_000" in unknown("recipe", "@@@@@@@@", names)
     assert "known: a, b" in unknown("thing", "c", ["b", "a"])

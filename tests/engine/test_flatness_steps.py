@@ -162,7 +162,17 @@ def ticks(model: nn.Module) -> int:
         ({"objective": {"name": "trades", "forwards": "code"}}, 3),
         ({"objective": {"name": "trades"}, "flatness": ["rat"]}, 2),
         ({"objective": {"name": "trades"}, "flatness": ["awp", "rat", "trh"]}, 2),
-        ({"objective": {"name": "at"}, "attack": {"name": "langevin", "steps": 4, "bn_mode": "train"}}, 8),
+        ({"objective": {"name": "trades", "forwards": "rat_code"}, "flatness": ["rat"]}, 8),
+        ({"objective": {"name": "at"}, "attack": {"name": "langevin", "steps": 4, "bn_mode": "train"}}, 2 * 4),
+        (
+            {
+                "objective": {"name": "at"},
+                "attack": {"name": "langevin", "steps": 4, "bn_mode": "train"},
+                "train.clean_tick": True,
+            },
+            2 * 4 + 1,
+        ),
+        ({"objective": {"name": "at"}, "attack": {"bn_mode": "train", "steps": 4}, "train.clean_tick": True}, 6),
         ({"objective": {"name": "trades"}, "flatness": [{"name": "rat", "terms": "exact", "sigma": 0.01}]}, 2),
     ],
 )

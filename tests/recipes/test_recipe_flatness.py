@@ -109,6 +109,21 @@ def test_without_flatness_nothing_changes_its_name() -> None:
             {"flatness": {"name": "trh", "layers": "full", "clean": "full"}},
             "flatness[0] trh: ",
         ),
+        (
+            "digits_mart",
+            {"objective.form": "code", "flatness": "trh"},
+            "flatness[0] trh: trh is the trace of MART's exact loss",
+        ),
+        (
+            "digits_alp",
+            {"objective.stop_clean": True, "flatness": {"name": "trh", "clean": "full"}},
+            "trh clean: full is not the trace of a loss with stop_clean: true",
+        ),
+        (
+            "digits_at",
+            {"optimizer": {"name": "entropy_sgd", "outer": "paper", "gamma": 0}},
+            "gamma 0 with outer: paper moves nothing",
+        ),
         ("digits_at", {"optimizer.name": "entropy"}, "unknown optimizer 'entropy'; known: entropy_sgd, sgd, sgld"),
         ("digits_at", {"optimizer.steps": 5}, "optimizer.steps: unknown key 'steps'"),
         ("digits_at", {"optimizer.name": "sgld"}, "sgld has no momentum, got 0.9; set optimizer.momentum=0"),
@@ -144,6 +159,7 @@ def test_training_without_attack_takes_the_others(flatness: Any, tmp_path: Path)
         ({"flatness": {"name": "awp", "alternations": 2, "steps": 3}}, 8 + 2 + 2 * 3 * 2 + 8),
         ({"objective": {"name": "at"}, "flatness": "rat"}, 7 + 2),
         ({"optimizer": {"name": "entropy_sgd", "steps": 3}}, 8 + 3 * 2),
+        ({"optimizer": {"name": "entropy_sgd"}}, 8 + 5 * 2),
         ({"attack": {"name": "langevin", "steps": 4}}, 4 + 4 * 2),
     ],
 )

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from flatrock.core.rng import Seed
-from flatrock.core.types import Parts, Point, Views
+from flatrock.core.types import Objective, Parts, Point, Views
 
 # What is added to parameters, by name; empty = the weights stay where they are.
 Shift = Mapping[str, Tensor]
@@ -87,6 +87,11 @@ class Flatness:
     moves_weights: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
+    @property
+    def steps_inside(self) -> bool:
+        """Whether the optimizer steps at the moved weights (only if `moves_weights`)."""
+        return False
+
     def before_attack(self, model: nn.Module, moment: Moment) -> Shift:
         """What the attack sees is w + shift."""
         return {}
@@ -120,6 +125,9 @@ class Flatness:
 
     def check(self, model: nn.Module) -> None:
         """Raise ConfigError or ModelError if the method cannot work on this network (its weights may be absent)."""
+
+    def check_objective(self, objective: Objective) -> None:
+        """Raise ConfigError if the method has no meaning for this objective."""
 
     def passes(self, objective: int, attack: int) -> int:
         """Forward passes it adds to a step whose objective and attack make this many."""

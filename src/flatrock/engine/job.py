@@ -72,6 +72,7 @@ class Job:
     l1: float
     l2: float
     mixup_alpha: float
+    clean_tick: bool
     probe: Callable[[nn.Module], ProbeOutcome]
     probe_every: int
     selected_on: str

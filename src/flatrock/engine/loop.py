@@ -91,7 +91,7 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
         record = state.history[-1]
         save(folder.last, model_tensors(job.model), _weights_meta(job, "last", record))
         if job.averaging is not None:
-            with averaged(job, job.averaging, step=record.step - 1) as model:
+            with kept_global_rng(job.device), averaged(job, job.averaging, step=record.step - 1) as model:
                 save(folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record))
     resumed = [*folder.resumptions(), dict(job.provenance)]
     folder.write_info(status="running", reason="", **_certificate(job), resumed=resumed)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -49,6 +50,9 @@ def train_step(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome
         _step(job, update)
     for method in job.flatness.values():
         method.after_step(job.model, stage.moment)
+    if job.clean_tick:
+        with torch.no_grad():
+            job.model(x)
     judged = done.views.adv or done.views.clean
     assert judged is not None
     hard = y.argmax(1) if y.is_floating_point() else y
@@ -81,7 +85,7 @@ def _nudge(stage: Stage, points: tuple[Point, ...], noise: Shift) -> Nudge:
 
 def _step(job: Job, update: Callable[[], object]) -> None:
     """Step on the gradients there are; an optimizer with a loop of its own may ask for new ones."""
-    if getattr(job.optimizer, "inner_loops", False):
+    if getattr(job.optimizer, "inner_loops", 1) > 1:
         job.optimizer.step(update)  # type: ignore[arg-type]
     else:
         job.optimizer.step()

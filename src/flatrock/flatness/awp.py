@@ -50,6 +50,11 @@ class AWP(Flatness):
             if self.step_size == 0 < self.gamma:
                 raise ConfigError("awp step_size must be > 0, got 0; leave it out for gamma / (alternations * steps)")
 
+    @property
+    def steps_inside(self) -> bool:
+        """As the option says."""
+        return self.step == "inside"
+
     def check(self, model: nn.Module) -> None:
         """There are such tensors."""
         chosen(model, self.tensors)
@@ -68,7 +73,7 @@ class AWP(Flatness):
             for _ in range(self.steps):
                 gradients = scene.gradients(shift, points)
                 shift = climb(moved, shift, gradients, step_size=step_size, gamma=self.gamma)
-        return Nudge(shift, points, step_inside=self.step == "inside")
+        return Nudge(shift, points, step_inside=self.steps_inside)
 
     def passes(self, objective: int, attack: int) -> int:
         """The ascent passes, and the attacks of further rounds."""

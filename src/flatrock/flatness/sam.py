@@ -31,6 +31,11 @@ class SAM(Flatness):
         choose("sam", "tensors", self.tensors, TENSORS)
         choose("sam", "step", self.step, ("inside", "after"))
 
+    @property
+    def steps_inside(self) -> bool:
+        """As the option says."""
+        return self.step == "inside"
+
     def check(self, model: nn.Module) -> None:
         """There are such tensors."""
         chosen(model, self.tensors)
@@ -42,7 +47,7 @@ class SAM(Flatness):
         gradients = scene.gradients({}, scene.points)
         wanted = chosen(scene.model, self.tensors)
         shift = ascent({n: g for n, g in gradients.items() if n in wanted}, rho=self.rho)
-        return Nudge(shift, scene.points, step_inside=self.step == "inside")
+        return Nudge(shift, scene.points, step_inside=self.steps_inside)
 
     def passes(self, objective: int, attack: int) -> int:
         """One more forward of the objective."""

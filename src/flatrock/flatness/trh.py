@@ -12,6 +12,7 @@ from flatrock.core.borrow import mode
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness, Look, Penalty
 from flatrock.core.options import choose, count, weight
+from flatrock.core.types import Objective
 from flatrock.flatness.full_trace import (
     check_piecewise_linear,
     check_third_derivatives,
@@ -71,6 +72,13 @@ class TrH(Flatness):
         if self._acts and self.layers == "full":
             with mode(model, training=True):
                 check_piecewise_linear(model) if self.estimate == "exact" else check_third_derivatives(model)
+
+    def check_objective(self, objective: Objective) -> None:
+        """The closed forms are of losses as published: exact logarithms, and nothing stopped where `clean: full`."""
+        if self._acts and self.layers == "top" and getattr(objective, "form", "paper") == "code":
+            raise ConfigError("trh is the trace of MART's exact loss; with form: code use form: paper instead")
+        if self._acts and self.clean == "full" and getattr(objective, "stop_clean", False):
+            raise ConfigError("trh clean: full is not the trace of a loss with stop_clean: true; use clean: stop")
 
     def in_loss(self, look: Look) -> Penalty | None:
         """Terms `trace` and `theta_sq`, unweighted."""

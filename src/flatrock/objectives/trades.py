@@ -12,7 +12,13 @@ from flatrock.core.types import Parts, Views
 from flatrock.objectives.terms import cross_entropy, kl_per_sample, need
 
 # The official code passes x twice in train mode (once for CE, once for KL): same values, one more BatchNorm tick.
-PASSES = {"paper": ("clean", "adv"), "code": ("clean", "adv", "clean"), "awp_code": ("adv", "clean", "clean")}
+# RAT's code makes eight passes for its terms.
+PASSES = {
+    "paper": ("clean", "adv"),
+    "code": ("clean", "adv", "clean"),
+    "awp_code": ("adv", "clean", "clean"),
+    "rat_code": ("clean", "adv", "adv", "clean", "adv", "clean", "adv", "clean"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

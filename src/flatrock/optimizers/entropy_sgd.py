@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,13 +25,11 @@ class EntropySGD(Optimizer):
         w' <- w' - inner_lr * (grad L(w') + gamma * (w' - w)) + noise * sqrt(2 * inner_lr) * N(0, I)
         mu <- (1 - alpha) * mu + alpha * w'
 
-    after which w makes an SGD step (weight decay and momentum included) along gamma * (w - mu) for `outer: paper`, or
-    along w - mu for `outer: code`, where gamma is left to the learning rate. gamma = gamma_0 * (1 + gamma_growth)^t
+    after which w makes an SGD step (weight decay and momentum included) along w - mu for `outer: code`, where gamma is
+    left to the learning rate, or along gamma * (w - mu) for `outer: paper`, which hardly moves w at the gamma the paper
+    names. gamma = gamma_0 * (1 + gamma_growth)^t
     at update t = 0, 1, ...
     """
-
-    # An engine must give step() a closure.
-    inner_loops: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -48,18 +45,25 @@ class EntropySGD(Optimizer):
         gamma_growth: float = 0.0,
         alpha: float = 0.25,
         noise: float = 1e-4,
-        outer: str = "paper",
+        outer: str = "code",
         seed: Seed,
     ) -> None:
         check_sgd("entropy_sgd", lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
         count("entropy_sgd", "steps", steps, least=1)
         _check_inner(inner_lr=inner_lr, gamma=gamma, gamma_growth=gamma_growth, alpha=alpha, noise=noise)
         choose("entropy_sgd", "outer", outer, ("paper", "code"))
+        if outer == "paper" and gamma == 0:
+            raise ConfigError("entropy_sgd gamma 0 with outer: paper moves nothing; use outer: code, or gamma > 0")
         check_seed("entropy_sgd", seed)
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov})
         self.steps, self.inner_lr, self.alpha, self.noise = steps, inner_lr, alpha, noise
         self.gamma, self.gamma_growth, self.outer, self.seed = gamma, gamma_growth, outer, seed
         self.gamma_at(0)
+
+    @property
+    def inner_loops(self) -> int:
+        """Gradients one update takes; an engine must give step() a closure for all but the first."""
+        return self.steps
 
     def gamma_at(self, t: int) -> float:
         """gamma at update t; an error once the pull to the anchor overshoots further than it started."""

@@ -90,6 +90,7 @@ def build_job(
         l1=recipe.optimizer.l1,
         l2=recipe.optimizer.l2,
         mixup_alpha=recipe.data.augment.mixup,
+        clean_tick=recipe.train.clean_tick,
         probe=_probe(recipe, selection, train, where),
         probe_every=recipe.select.every,
         selected_on=recipe.select.data,

@@ -6,16 +6,19 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.core.borrow import frozen
 from flatrock.core.errors import ConfigError
+from flatrock.core.rng import Seed
 from flatrock.core.types import PathAttack
 from flatrock.data.catalog import info
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.build import build_flatness, build_model
+from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.schema import Recipe
 
 # A pass is timed again and again: other processes only ever make it slower, so the best counts.
@@ -75,7 +78,8 @@ def _outer(recipe: Recipe, inner: int) -> int:
     attack = None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options)
     points = attack.points if isinstance(attack, PathAttack) else 1
     once = points * len(objective.passes)
-    loops = int(recipe.optimizer.options.get("steps", 1))
+    optimizer = build_optimizer(recipe.optimizer, nn.Linear(1, 1, device="meta"), Seed(0))
+    loops = int(getattr(optimizer, "inner_loops", 1))
     return (once + points * len(needed)) * loops + sum(m.passes(once, inner) for m in methods)
 
 

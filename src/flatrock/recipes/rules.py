@@ -134,14 +134,16 @@ def _flatness(draft: Draft) -> None:
             made[section.name] = method
             if draft.model is not None:
                 draft.build(where, partial(method.check, draft.model))
+            if draft.objective is not None:
+                draft.build(where, partial(method.check_objective, draft.objective))
     movers = [name for name, m in made.items() if m.moves_weights]
     if len(movers) > 1:
         draft.note(f"flatness: {' and '.join(movers)} both move the weights the loss sees; keep one of them")
     if draft.objective is not None and draft.objective.inner_loss == "none":
         for name in [n for n, m in made.items() if m.needs_attack]:
             draft.note(f"flatness {name}: it needs adversarial inputs, and the objective makes none; use at or trades")
-    if getattr(draft.optimizer, "inner_loops", False):
-        for name in [n for n in movers if made[n].step == "after"]:
+    if getattr(draft.optimizer, "inner_loops", 1) > 1:
+        for name in [n for n in movers if not made[n].steps_inside]:
             draft.note(
                 f"flatness {name}: step 'after' puts the weights back before the optimizer's inner loop has "
                 "asked for its gradients there; use step: inside"

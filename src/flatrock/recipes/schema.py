@@ -161,6 +161,8 @@ class Train(Section):
     epochs: Annotated[Whole, Field(ge=1)]
     batch_size: Annotated[Whole, Field(ge=2)] = 128
     max_steps: Annotated[Whole, Field(ge=1)] | None = None
+    # One more train-mode pass of the clean batch after the step, as the AWP and ATENT code makes for its logs.
+    clean_tick: bool = False
     keep: KeepKeys = KeepKeys()
     save_seconds: Annotated[Number, Field(gt=0)] = 120.0
     tensorboard: bool = True
@@ -215,6 +217,6 @@ class Recipe(Section):
         keys = self.resolved()
         for free in ("about", "evaluate", "name", *(() if self.flatness else ("flatness",))):
             keys.pop(free)
-        for free in ("save_seconds", "tensorboard", "keep"):
+        for free in ("save_seconds", "tensorboard", "keep", *(() if self.train.clean_tick else ("clean_tick",))):
             keys["train"].pop(free)
         return keys
