@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from flatrock.cli.console import TerminalProgress, say
 from flatrock.core.files import write_atomic
 from flatrock.core.provenance import birth_certificate
+from flatrock.engine.folder import RunFolder
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.train import train_recipe
@@ -50,6 +52,7 @@ def one(recipe: str, seed: int, folder: Path, progress: TerminalProgress) -> dic
         "checkpoint": result.provenance["checkpoint"],
         "seconds": sum(r.seconds for r in run.records),
         "recipe_hash": result.provenance["recipe_hash"],
+        "trained": RunFolder(run.folder).read_info()["provenance"],
     }
 
 
@@ -64,10 +67,10 @@ def page(found: dict[str, list[dict[str, Any]]], certificate: dict[str, Any]) ->
     lines = [
         "# Measured on digits",
         "",
-        "Written by `python examples/digits_table.py`; every run is in `results/digits_flatness.json`.",
+        f"Written by `python {certificate['command']}`; every run is in `results/digits_flatness.json`.",
         "",
         f"8x8 digits, Linf 0.2, {len(next(iter(found.values())))} seeds, 500 test digits, percent, mean ± standard "
-        f"deviation over seeds. Commit {certificate['commit']}, torch {certificate['torch']}, {certificate['device']}, "
+        f"deviation over seeds. Trained at commit {', '.join(certificate['trained_at'])}, torch {certificate['torch']}, {certificate['device']}, "
         f"{certificate['time'][:10]}.",
         "",
         "| method | recipe | flatness | clean | PGD-20 | training |",
@@ -105,7 +108,8 @@ def main() -> None:
             found[name] = [one(recipe, seed, options.runs, progress) for seed in range(options.seeds)]
             say(f"{name:<26} clean {spread(found[name], 'clean')}  pgd-20 {spread(found[name], 'pgd-20')}")
     seeds = list(range(options.seeds))
-    certificate = birth_certificate(device="cpu", seed=0, seeds=seeds, command="examples/digits_table.py")
+    commits = sorted({row["trained"]["commit"] for rows in found.values() for row in rows})
+    certificate = birth_certificate(device="cpu", seed=0, seeds=seeds, command=" ".join(sys.argv), trained_at=commits)
     if options.out:
         write_atomic(options.out, (json.dumps({"runs": found, "provenance": certificate}, indent=1) + "\n").encode())
     if options.page:
