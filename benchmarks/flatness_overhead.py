@@ -3,8 +3,8 @@
     python benchmarks/flatness_overhead.py --out benchmarks/flatness_overhead.json
 
 One process trains all contestants in turn, step by step on the same batches and in an order that rotates, so that
-whatever else the machine does falls on all of them alike. A ratio is the median over the rounds of (time of the method) /
-(time of its base in the same round); beside it stands a 95 % interval of the median. PGD-10 and one thread, on the small
+whatever else the machine does falls on all of them alike. A ratio is the median over the rounds of a method's time over
+its base's time in the same round; beside it stands a 95 % interval of the median. PGD-10 and one thread, on the small
 network of the digits recipes. The dear ones are measured in fewer rounds.
 """
 

@@ -161,18 +161,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=5, help="how many for the comparison of traces")
     parser.add_argument("--jobs", type=int, default=2, help="checkpoints measured at the same time")
-    parser.add_argument("--measured", type=Path, help="draw a study measured before instead of a new one")
+    parser.add_argument("--measured", type=Path, help="go on from a study measured before")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    certificate = birth_certificate(device="cpu", seed=options.seed, command=" ".join(sys.argv))
     seeds: dict[str, Any] = {}
     if options.measured:
         measured = json.loads(options.measured.read_text())
-        runs, seeds = measured["runs"], measured["seeds"]
-    else:
-        with TerminalProgress() as progress:
+        runs, seeds = measured["runs"], measured.get("seeds", {})
+        certificate["spectra"] = measured["provenance"]
+    with TerminalProgress() as progress:
+        if not options.measured:
             runs = {name: study(name, options.runs, options.seed, progress, options.jobs) for name in RECIPES}
+        if not seeds:
             seeds = over_seeds(options.runs / "seeds", options.seeds, progress, options.jobs)
     for name, run in runs.items():
         last = {layer: f"{run[layer]['sum'][-1]:.3g} / {run[layer]['std'][-1]:.3g}" for layer in LAYERS}
@@ -180,7 +183,6 @@ def main() -> None:
     for name, values in seeds.get("whole trace", {}).items():
         say(f"{name:<14} trace, {seeds['epochs']}: {statistics.mean(values):.3g} ± {statistics.stdev(values):.2g}")
     if options.out:
-        certificate = birth_certificate(device="cpu", seed=options.seed, command=" ".join(sys.argv))
         content = {"runs": runs, "seeds": seeds, "provenance": certificate}
         write_atomic(options.out, (json.dumps(content, indent=1) + "\n").encode())
     if options.figure:
