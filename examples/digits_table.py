@@ -70,8 +70,8 @@ def page(found: dict[str, list[dict[str, Any]]], certificate: dict[str, Any]) ->
         f"Written by `python {certificate['command']}`; every run is in `results/digits_flatness.json`.",
         "",
         f"8x8 digits, Linf 0.2, {len(next(iter(found.values())))} seeds, 500 test digits, percent, mean ± standard "
-        f"deviation over seeds. Trained at commit {', '.join(certificate['trained_at'])}, torch {certificate['torch']}, "
-        f"{certificate['device']}, "
+        f"deviation over seeds. Trained at commit {', '.join(certificate['trained_at'])}, "
+        f"torch {certificate['torch']}, {certificate['device']}, "
         f"{certificate['time'][:10]}.",
         "",
         "| method | recipe | flatness | clean | PGD-20 | training |",
