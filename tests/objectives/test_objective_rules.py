@@ -216,7 +216,7 @@ def test_weights_must_be_numbers_from_zero_up(make: Callable[..., Objective], op
         (
             "trades",
             {"forwards": "codes"},
-            "unknown trades forwards 'codes'; known: awp_code, code, paper; did you mean",
+            "unknown trades forwards 'codes'; known: awp_code, code, paper, rat_code; did you mean",
         ),
         ("mart", {"form": "papers"}, "unknown mart form 'papers'; known: code, paper; did you mean 'paper'"),
         ("alp", {"pair": "logit"}, "unknown alp pair 'logit'; known: logits, probabilities; did you mean 'logits'"),

@@ -62,7 +62,6 @@ def build_job(
     model = build_model(recipe).to(where)
     check_fit(model, data)
     selection = fair_subset(_selection(recipe, split, data_folder), recipe.select.size)
-    objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     seed = Seed(recipe.seed)
     return Job(
         name=recipe.name,
@@ -75,7 +74,7 @@ def build_job(
         seed=seed,
         device=where,
         model=model,
-        objective=objective,
+        objective=OBJECTIVES.make(recipe.objective.name, **recipe.objective.options),
         flatness=build_flatness(recipe),
         threat=build_threat(recipe),
         attack=None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options),
