@@ -126,6 +126,19 @@ def test_every_missing_key_is_refused() -> None:
             Result.from_json(json.dumps({k: v for k, v in d.items() if k != key}))
 
 
+def test_distances_survive_json_with_infinity() -> None:
+    far = torch.tensor([0.3, 1 / 3, float("inf"), 0.01, 0.02, 0.1, 0.0], dtype=torch.float64)
+    names = {"clean": flags("1111110"), "rays": far > 8 / 255}
+    result = Result(threat={"norm": "linf", "eps": 8 / 255}, flags=names, distances={"rays": far})
+    assert result.mean_distance == {"rays": pytest.approx((0.3 + 1 / 3 + 0.01 + 0.02 + 0.1) / 6, rel=1e-15)}
+    assert result.unreached == {"rays": 1}
+    text = result.to_json()
+    assert json.loads(text)["distances"]["rays"][2] is None
+    again = Result.from_json(text)
+    assert torch.equal(again.distances["rays"], far)
+    assert again.to_json() == text
+
+
 def test_a_finding_reads_as_one_line() -> None:
     assert str(Finding("E01", "was in train mode", "call eval()")) == "E01: was in train mode; call eval()"
 

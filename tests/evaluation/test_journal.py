@@ -55,6 +55,19 @@ def test_chunks_come_back_bit_by_bit_and_in_order(tmp_path: Path) -> None:
     assert book.replay("cw-3", torch.tensor([90, 91])) is None
 
 
+def test_distances_come_back_and_their_absence_too(tmp_path: Path) -> None:
+    far = torch.tensor([0.1, torch.inf], dtype=torch.float64)
+    measured = Chunk(**{**vars(chunk(0, 1)), "distances": far})
+    written(tmp_path / "x.part", measured, chunk(2, 3))
+    book = Journal(tmp_path / "x.part", IDENTITY, resume=True)
+    first, second = book.replay("pgd-3", torch.tensor([0, 1])), book.replay("pgd-3", torch.tensor([2, 3]))
+    assert first is not None
+    assert first.distances is not None
+    assert torch.equal(first.distances, far)
+    assert second is not None
+    assert second.distances is None
+
+
 def test_a_chunk_in_which_everyone_stands_comes_back(tmp_path: Path) -> None:
     made = Chunk("a", torch.tensor([1]), torch.tensor([True]), torch.tensor([0.5]), torch.rand(0, 2, 3), {"seconds": 1})
     written(tmp_path / "x.part", made)

@@ -105,6 +105,19 @@ def test_a_step_counts_what_its_chunks_bring() -> None:
     assert book.no_answer == {"alone": 0}
 
 
+def test_distances_are_zero_for_who_is_wrong_anyway_and_queries_add_up() -> None:
+    book = tally()
+    book.begin(ALONE, measured=True)
+    assert book.distances["alone"].tolist() == [0.0] * 6
+    for rows, far in (([0, 1, 2], [0.1, 0.2, torch.inf]), ([3, 4], [0.3, 0.4])):
+        made = chunk(ALONE, rows, [])
+        numbers = {**made.numbers, "queries": 50}
+        book.add(ALONE, Chunk(**{**vars(made), "numbers": numbers, "distances": torch.tensor(far)}))
+    assert book.distances["alone"].dtype == torch.float64
+    assert book.distances["alone"].tolist() == pytest.approx([0.1, 0.2, torch.inf, 0.3, 0.4, 0.0])
+    assert book.costs["alone"]["queries"] == 100
+
+
 def test_the_first_breaker_keeps_its_input_and_the_rest_keep_theirs() -> None:
     x = torch.full((6, 3), 0.25)
     book = tally(x)

@@ -115,11 +115,23 @@ def test_many_samples_take_several_blocks(tmp_path: Path) -> None:
     assert sizes[1][1] == pytest.approx(3 * sizes[0][1], abs=3)
 
 
-def test_differences_beyond_the_scale_are_clipped(shown: dict[str, list[Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("largest", "factor"), [(0.02, 10), (0.05, 10), (0.06, 5), (0.1, 5), (0.2, 2), (0.3, 1)])
+def test_differences_are_drawn_as_large_as_they_fit(
+    shown: dict[str, list[Any]], tmp_path: Path, largest: float, factor: int
+) -> None:
     x, result = made()
     assert result.adversarial is not None
-    result.adversarial[0, 0, 0, 0] = 0.6
-    gallery(x, result, tmp_path / "g.png")
+    result.adversarial[0, 0, 0, 0] = 0.5 + largest
+    gallery(x, replace(result, threat={"norm": "linf", "eps": 0.4}), tmp_path / "g.png")
+    assert float(shown["images"][2].max()) == pytest.approx(0.5 + factor * largest, abs=1e-6)
+    assert f"Differences are x{factor} around grey." in shown["captions"][0]
+
+
+def test_differences_beyond_any_scale_are_clipped(shown: dict[str, list[Any]], tmp_path: Path) -> None:
+    x, result = made()
+    assert result.adversarial is not None
+    x[0, 0, 0, 0], result.adversarial[0, 0, 0, 0] = 0.1, 0.9
+    gallery(x, replace(result, threat={"norm": "linf", "eps": 0.9}), tmp_path / "g.png")
     assert float(shown["images"][2].max()) == 1.0
 
 

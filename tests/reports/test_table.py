@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flatrock.core.records import Result
-from flatrock.reports.table import comparison, percent
+from flatrock.reports.table import comparison, distances, percent
 
 
 def result(*, clean: list[int], marks: tuple[str, ...] = (), **attacks: list[int]) -> Result:
@@ -36,3 +36,26 @@ def test_missing_attack_leaves_an_empty_cell() -> None:
 
 def test_percent_of_nothing_is_nothing() -> None:
     assert (percent(None), percent(0.51234)) == ("", "51.23")
+
+
+def measured(**more: object) -> Result:
+    flags = {"clean": [1, 1, 1, 0], "rays": [1, 0, 1, 0], "fab": [1, 1, 1, 0]}
+    far = {"rays": [0.2, 0.05, float("inf"), 0.0], "fab": [float("inf")] * 3 + [0.0]}
+    return Result(
+        {"norm": "linf", "eps": 0.1},
+        {k: torch.tensor(v).bool() for k, v in flags.items()},
+        distances={k: torch.tensor(v, dtype=torch.float64) for k, v in far.items()},
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_distances_are_means_over_all_samples_that_have_one() -> None:
+    costs = {"rays": {"samples": 3.0, "queries": 300.0}, "fab": {"samples": 0.0, "queries": 0.0}}
+    table = distances(measured(attacks={"rays": {"kind": "RayS"}}, costs=costs))
+    assert table.header == ("attack", "mean distance", "not found", "acc %", "queries")
+    assert table.rows == (("rays (ADBD)", "0.08333", "1", "50.00", "100"), ("fab", "0", "3", "75.00", ""))
+
+
+def test_distances_without_costs_and_without_any() -> None:
+    assert [row[-1] for row in distances(measured()).rows] == ["", ""]
+    assert distances(result(clean=[1], pgd=[1])).rows == ()

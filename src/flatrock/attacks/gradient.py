@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatrock.attacks.apgd import damage
 from flatrock.attacks.losses import cross_entropy, kl, label_loss, targeted_margin
 from flatrock.attacks.pgd import STARTS, Aim, pgd, start_point
 from flatrock.core.errors import ConfigError
@@ -22,9 +23,37 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+@dataclass(frozen=True)
+class _MeanAim(Aim):
+    """An aim whose gradients, losses and logits are means over `eot` passes: expectation over transformation."""
+
+    eot: int = 1
+
+    def __getitem__(self, rows: Tensor) -> _MeanAim:
+        return _MeanAim(self.model, self.loss, self.target[rows], self.y[rows], self.eot)
+
+    def at(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss per sample, and the damage done at x according to the mean logits."""
+        with torch.no_grad():
+            draws = [self.model(x) for _ in range(self.eot)]
+            loss = torch.stack([self.loss(logits, self.target) for logits in draws]).mean(0)
+            return loss, damage(torch.stack(draws).mean(0), self.y)
+
+    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean gradient of the summed loss w.r.t. x, and the mean logits; one graph is alive at a time."""
+        grad, logits = super().gradient(x)
+        for _ in range(self.eot - 1):
+            again, answer = super().gradient(x)
+            grad, logits = grad + again, logits + answer
+        return grad / self.eot, logits / self.eot
+
+
 @dataclass(frozen=True, kw_only=True)
 class GradientAttack:
-    """PGD on a named loss; with restarts, each sample keeps its worst (broken first, then largest loss)."""
+    """PGD on a named loss; with restarts, each sample keeps its worst (broken first, then largest loss).
+
+    eot: gradients, losses and logits are means over this many passes, for networks that answer at random.
+    """
 
     loss: str = "ce"
     steps: int = 20
@@ -32,6 +61,7 @@ class GradientAttack:
     start: str | None = None
     noise: float = 1e-3
     restarts: int = 1
+    eot: int = 1
     bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -42,10 +72,10 @@ class GradientAttack:
             object.__setattr__(self, "start", "gaussian" if self.loss == "kl" else "uniform")
         if self.start not in STARTS:
             faults.append(unknown("start", self.start, STARTS))
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 0:
-            faults.append(f"steps must be a whole number >= 0, got {self.steps!r}")
-        if not isinstance(self.restarts, int) or isinstance(self.restarts, bool) or self.restarts < 1:
-            faults.append(f"restarts must be a whole number >= 1, got {self.restarts!r}")
+        for name, least in (("steps", 0), ("restarts", 1), ("eot", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                faults.append(f"{name} must be a whole number >= {least}, got {value!r}")
         if not (self.step_size is None or (_is_number(self.step_size) and 0 < self.step_size <= 1)):
             faults.append(f"step_size must lie in (0, 1] (pixel units), got {self.step_size!r}; write 2/255, not 2")
         if not (_is_number(self.noise) and math.isfinite(self.noise)):
@@ -84,12 +114,15 @@ class GradientAttack:
     def passes(self, classes: int) -> int:
         """Forward passes of the network per batch."""
         judged = self.restarts if self.restarts > 1 else 0
-        return self.steps * self.restarts + judged + (1 if self.loss == "kl" else 0)
+        return self.eot * (self.steps * self.restarts + judged + (1 if self.loss == "kl" else 0))
 
     def _aim(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
+        aim = self._aim_of_one_pass(model, x, y)
+        return aim if self.eot == 1 else _MeanAim(aim.model, aim.loss, aim.target, aim.y, self.eot)
+
+    def _aim_of_one_pass(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
         if self.loss == "kl":
-            with torch.no_grad():
-                log_clean = F.log_softmax(model(x), 1)
+            log_clean = self._log_clean(model, x)
             y = y.argmax(1) if y.is_floating_point() else y
             return Aim(model, kl, log_clean, torch.where(y < 0, log_clean.argmax(1), y))  # no label: its own answer
         if y.is_floating_point():
@@ -97,6 +130,12 @@ class GradientAttack:
                 raise ConfigError(f"attack loss {self.loss!r} is not defined on mixed labels; use 'ce' or 'kl'")
             return Aim(model, cross_entropy, y, y.argmax(1))
         return Aim(model, label_loss(self.loss), y, y)
+
+    def _log_clean(self, model: nn.Module, x: Tensor) -> Tensor:
+        """The clean distribution; of a network that answers at random, the mean of its distributions."""
+        with torch.no_grad():
+            draws = [F.log_softmax(model(x), 1) for _ in range(self.eot)]
+            return draws[0] if self.eot == 1 else torch.stack(draws).logsumexp(0) - math.log(self.eot)
 
     def _once(self, aim: Aim, x: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool) -> Tensor:
         start = start_point(x, threat, gen, start=self.start or "uniform", noise=self.noise)

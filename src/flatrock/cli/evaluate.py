@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
+from flatrock.data.dataset import Dataset
+from flatrock.evaluation.plans import TRANSFER
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.foreign import evaluate_foreign, store_foreign
-from flatrock.reports.table import comparison
+from flatrock.reports.gallery import check_images
+from flatrock.reports.gallery import gallery as draw_gallery
+from flatrock.reports.table import comparison, distances
 from flatrock.reports.waterfall import draw_waterfall, waterfall
 
 _OWN = "Models that flatrock did not train"
@@ -32,6 +38,10 @@ DataDir = Annotated[Path | None, typer.Option(help="folder with data already the
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half, full")]
 Doubt = Annotated[bool, typer.Option(help="look for reasons not to believe the number")]
 KeepAdversarial = Annotated[bool, typer.Option(help="store the adversarial inputs too")]
+Gallery = Annotated[bool, typer.Option("--gallery", help="draw some broken samples as a PNG beside the result")]
+Surrogate = Annotated[
+    Path | None, typer.Option(help="another run or checkpoint: inputs crafted on it (PGD-20, CW-20) are tried too")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted evaluation")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 Seed = Annotated[int, typer.Option(help="seed of the attacks' random numbers")]
@@ -61,7 +71,9 @@ def run(
     data_dir: DataDir = None,
     precision: Precision = "auto",
     doubt: Doubt = True,
+    surrogate: Surrogate = None,
     keep_adversarial: KeepAdversarial = False,
+    gallery: Gallery = False,
     resume: Resume = False,
     device: Device = "auto",
     seed: Seed = 0,
@@ -78,9 +90,10 @@ def run(
     own: dict[str, Any] = {"model": model, "weights": weights, "data": data, "norm": norm, "eps": eps}
     own |= {"num_classes": num_classes, "normalize": normalize, "out": out}
     chosen = None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()]
-    how: dict[str, Any] = {"which": which, "attacks": chosen, "limit": limit, "batch_size": batch_size}
-    how |= {"precision": precision, "doubt": doubt, "keep_adversarial": keep_adversarial, "journal": True}
-    how |= {"resume": resume, "data_folder": data_dir, "seed": seed}
+    drawing = _Drawing(gallery)
+    how: dict[str, Any] = {"which": which, "attacks": chosen, "surrogate": surrogate, "limit": limit}
+    how |= {"batch_size": batch_size, "precision": precision, "doubt": doubt, "seed": seed, "on_data": drawing.remember}
+    how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
     with friendly("the same command with --resume goes on from the last finished batch"):
         _check_source(source, [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None])
         with TerminalProgress() as progress:
@@ -89,10 +102,37 @@ def run(
             else:
                 result = evaluate_run(source, **how, device=pick_device(device), progress=progress)
         _tell(result)
-        stored = store_foreign(result, out) if source is None else store_result(source, result)
+        kept = result if keep_adversarial else replace(result, adversarial=None)
+        stored = store_foreign(kept, out) if source is None else store_result(source, kept)
         say(f"wrote {stored}")
         for plan in result.plans:
             say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
+        drawing.draw(result, stored)
+
+
+class _Drawing:
+    """The gallery of an evaluation, if it is wanted."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self._data: Dataset | None = None
+
+    def remember(self, data: Dataset) -> None:
+        """Before the evaluation: what cannot be drawn is refused now, not hours later."""
+        if self._wanted:
+            check_images(data.input_shape)
+            self._data = data
+
+    def draw(self, result: Result, stored: Path) -> None:
+        """After it: beside the result."""
+        if self._data is None:
+            return
+        if bool(result.worst.equal(result.flags["clean"])):
+            say("no gallery: no attack broke a sample")
+            return
+        x = self._data.images(torch.arange(len(self._data)))
+        file = stored.with_name(f"{stored.stem}-gallery.png")
+        say(f"drew {draw_gallery(x, result, file, names=self._data.class_names or None)}")
 
 
 def _check_source(source: Path | None, given: list[str]) -> None:
@@ -111,11 +151,16 @@ def _check_source(source: Path | None, given: list[str]) -> None:
 
 def _tell(result: Result) -> None:
     about = result.provenance
-    show(comparison({str(about.get("recipe", about.get("model"))): result}))
+    table = comparison({str(about.get("recipe", about.get("model"))): result})
+    # Long names in two lines: many columns must fit into a terminal.
+    show(replace(table, header=tuple(h.replace(TRANSFER, f"{TRANSFER}\n").replace(":", "\n:") for h in table.header)))
     say(
         f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}; percent; "
         "worst case = per sample over all attacks named"
     )
+    if result.distances:
+        say()
+        show(distances(result), f"{result.threat['norm']} distance to the nearest adversarial point found")
     for plan in result.plans:
         say()
         show(waterfall(result, plan), f"{plan}: what each attack took away")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import fsum, inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,10 @@ class Result:
     the unperturbed inputs, `attacks` the options behind each name. Attacks of a plan (`plans[name]`) share survivors:
     the flags of each say what still stood after it, those of the last are the plan's. `margins` hold z_y minus the
     largest other logit, on the clean input and, as `worst`, on the input that hurt most. `rounded` says what stands
-    after adversarial inputs were rounded to 8 bits. `adversarial` holds, for each broken sample, the input of the first
-    attack that broke it, and the clean input of the others (it is not in the JSON).
+    after adversarial inputs were rounded to 8 bits. `distances[name]` say how far the nearest adversarial point lies
+    that an attack which measures this found: 0 for a sample that is wrong anyway, inf where it found none.
+    `adversarial` holds, for each broken sample, the input of the first attack that broke it, and the clean input of the
+    others (it is not in the JSON).
     """
 
     threat: Mapping[str, Any]
@@ -84,6 +87,7 @@ class Result:
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     margins: Mapping[str, Tensor] = field(default_factory=dict)
+    distances: Mapping[str, Tensor] = field(default_factory=dict)
     rounded: Tensor | None = None
     adversarial: Tensor | None = None
     findings: tuple[Finding, ...] = ()
@@ -128,6 +132,21 @@ class Result:
         """Accuracy of the worst case once adversarial inputs are rounded to 8 bits."""
         return None if self.rounded is None else self._share(self.rounded)
 
+    @property
+    def mean_distance(self) -> dict[str, float | None]:
+        """Mean distance over all samples but those of `unreached` (for RayS this is ADBD); None if there are no others.
+
+        Samples that are wrong without attack count with distance 0.
+        """
+        near = {name: d[torch.isfinite(d)].tolist() for name, d in self.distances.items()}
+        # The exact sum: a file read on another machine must give the same mean.
+        return {name: fsum(d) / len(d) if d else None for name, d in near.items()}
+
+    @property
+    def unreached(self) -> dict[str, int]:
+        """How many samples have no distance, because the attack found no adversarial point at all."""
+        return {name: int((~torch.isfinite(d)).sum()) for name, d in self.distances.items()}
+
     def _share(self, flag: Tensor) -> float:
         return float(flag.double().mean()) if flag.numel() else float("nan")
 
@@ -147,6 +166,9 @@ class Result:
                 "attacks": {k: dict(v) for k, v in self.attacks.items()},
                 "plans": {k: list(v) for k, v in self.plans.items()},
                 "margins": {k: [round(m, 6) for m in v.double().tolist()] for k, v in self.margins.items()},
+                "distances": {k: [d if isfinite(d) else None for d in v.tolist()] for k, v in self.distances.items()},
+                "mean_distance": self.mean_distance,
+                "unreached": self.unreached,
                 "rounded": None if self.rounded is None else self.rounded.int().tolist(),
                 "findings": [asdict(f) for f in self.findings],
                 "costs": {k: dict(v) for k, v in self.costs.items()},
@@ -169,19 +191,35 @@ class Result:
                 attacks=d["attacks"],
                 plans={k: tuple(v) for k, v in d["plans"].items()},
                 margins={k: torch.tensor(v, dtype=torch.float64) for k, v in d["margins"].items()},
+                distances={k: _distances(v, len(d["flags"]["clean"])) for k, v in d["distances"].items()},
                 rounded=None if d["rounded"] is None else torch.tensor(d["rounded"], dtype=torch.bool),
                 findings=tuple(Finding(**f) for f in d["findings"]),
                 costs=d["costs"],
                 marks=tuple(d["marks"]),
                 provenance=d["provenance"],
             )
-            stated = (d["n"], d["clean"], d["robust"], d["per_attack"], d["robust_rounded"])
-            follows = (result.n, result.clean, result.robust, result.per_attack, result.robust_rounded)
+            stated = [d["n"], *(d[name] for name in _COMPUTED)]
+            follows = [result.n, *(getattr(result, name) for name in _COMPUTED)]
+            near = {name: far <= d["threat"]["eps"] for name, far in result.distances.items()}
+            agree = all(torch.equal(result.flags[name], ~broken) for name, broken in near.items())
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise StateError(f"{where} is not a flatrock result ({error}); evaluate again") from error
         if stated != follows:
             raise StateError(f"{where}: its accuracies do not follow from its flags; evaluate again")
+        if not agree:
+            raise StateError(f"{where}: its distances do not agree with its flags; evaluate again")
         return result
+
+
+# What a result file states and its per-sample values must confirm.
+_COMPUTED = ("clean", "robust", "per_attack", "robust_rounded", "mean_distance", "unreached")
+
+
+def _distances(values: Sequence[float | None], n: int) -> Tensor:
+    """One distance per sample; JSON has no infinity, so null stands for it."""
+    if len(values) != n:
+        raise ValueError(f"{len(values)} distances for {n} samples")
+    return torch.tensor([inf if v is None else v for v in values], dtype=torch.float64)
 
 
 @dataclass(frozen=True)

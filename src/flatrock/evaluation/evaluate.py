@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.catalog import describe
 from flatrock.attacks.craft import check_inputs, check_model
 from flatrock.core.borrow import borrowed
 from flatrock.core.device import pick_device
@@ -26,7 +25,8 @@ from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home, placed
 from flatrock.evaluation.fast_model import Counted, half_model
 from flatrock.evaluation.journal import Journal
-from flatrock.evaluation.plans import Step, make_plan
+from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
+from flatrock.evaluation.surrogate import check_answers, check_surrogate, lent, weights_digest
 from flatrock.evaluation.tally import Tally
 
 DEFAULT_ATTACKS = ("pgd-20", "cw-20")
@@ -39,7 +39,8 @@ def evaluate(
     y: Tensor,
     threat: Threat,
     *,
-    attacks: Sequence[str | Mapping[str, Any]] = DEFAULT_ATTACKS,
+    attacks: Sequence[Spec] = DEFAULT_ATTACKS,
+    surrogate: nn.Module | None = None,
     device: torch.device | str | None = None,
     batch_size: int | None = None,
     precision: str = "auto",
@@ -58,41 +59,47 @@ def evaluate(
     earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass. `Result.robust`
     counts the samples that survive everything. `precision`: attacks craft in half precision on a GPU (`auto`),
     everywhere, or nowhere (`full`). `doubt` spends some more passes on looking for reasons not to believe the number.
-    With a `journal` folder every finished batch is on disk, and `resume` goes on from there.
+    With a `journal` folder every finished batch is on disk, and `resume` goes on from there. `fab`, `fab-t` and `rays`
+    on their own also measure distances, for their whole budget. Inputs crafted on a `surrogate` are tried on the model:
+    by the attacks that begin with transfer-, and if none does by transfer-pgd-20 and transfer-cw-20.
     """
-    _check(model, x, y, threat, attacks, batch_size, precision)
+    attacks = attacks if surrogate is None else with_transfer(attacks, like=attacks)
+    _check(model, x, y, threat, attacks, surrogate, batch_size, precision)
     where = home(model) if device is None else pick_device(device)
     marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
-    size = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH)
-    with placed(model, where), borrowed(model, where):
-        exam = Exam(model, Counted(model), x, y, threat, where, size, Seed(seed).child("evaluate"))
+    with placed(model, where), borrowed(model, where), lent(surrogate, where) as other:
+        size = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH)
+        exam = Exam(model, Counted(model), x, y, threat, where, size, Seed(seed).child("evaluate"), surrogate=other)
         logits, margins = exam.clean_pass()
-        steps = make_plan(attacks, classes=logits.shape[1])
+        check_answers(exam, logits.shape[1])
+        steps = make_plan(attacks, classes=logits.shape[1], surrogate=other)
         crafted, note = _crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings += doubts_before(exam, logits, note)
         identity = {} if journal is None else _identity(exam, steps, seed, crafted)
         _run(exam, steps, tally, Journal(journal, identity, resume=resume), progress)
         findings += doubts_after(steps, tally, samples=x.shape[0], classes=logits.shape[1])
-        if doubt:
-            findings += doubts_deep(exam, tally)
+        findings += doubts_deep(exam, tally) if doubt else []
         rounded = tally.rounded(exam)
     about = birth_certificate(device=where, seed=Seed(seed).key, batch_size=exam.batch_size, precision=crafted)
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
-        flags=tally.flags,
         predictions=logits.argmax(1),
-        attacks={s.label: describe(s.attack, threat) for s in steps},
-        plans=tally.plans,
-        margins=tally.margins,
+        attacks={s.label: described(s.attack, threat) for s in steps},
         rounded=rounded,
-        adversarial=tally.adversarial,
         findings=tuple(findings),
-        costs=tally.costs,
         marks=marks,
-        provenance={**about, **(provenance or {})},
+        provenance=_named(surrogate, {**about, **(provenance or {})}),
+        **tally.kept(),
     )
+
+
+def _named(surrogate: nn.Module | None, about: dict[str, Any]) -> dict[str, Any]:
+    """The provenance, with the weights of the surrogate if there is one."""
+    if surrogate is None:
+        return about
+    return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(surrogate)}}
 
 
 def _check(
@@ -100,7 +107,8 @@ def _check(
     x: Tensor,
     y: Tensor,
     threat: Threat,
-    attacks: Sequence[str | Mapping[str, Any]],
+    attacks: Sequence[Spec],
+    surrogate: nn.Module | None,
     batch_size: int | None,
     precision: str,
 ) -> None:
@@ -108,11 +116,12 @@ def _check(
     choose("evaluate", "precision", precision, PRECISIONS)
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
-    make_plan(attacks)
+    make_plan(attacks, surrogate=surrogate)
     check_inputs(x, y, threat)
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to evaluate: x has no samples")
     check_model(model, x)
+    check_surrogate(surrogate, model, x)
 
 
 def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
@@ -132,11 +141,11 @@ def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
 
 def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str) -> dict[str, Any]:
     """What must be the same for an evaluation to go on."""
-    weights = {k: v.detach().cpu().contiguous() for k, v in exam.model.state_dict().items()}
     return {
-        "model": digest(weights, ""),
+        "model": weights_digest(exam.model),
+        "surrogate": None if exam.surrogate is None else weights_digest(exam.surrogate.inner),
         "data": digest({"x": exam.x.cpu().contiguous(), "y": exam.y.cpu()}, ""),
-        "attacks": {s.label: describe(s.attack, exam.threat) for s in steps},
+        "attacks": {s.label: described(s.attack, exam.threat) for s in steps},
         "threat": [exam.threat.norm, exam.threat.eps],
         "flatrock": VERSION,
         "seed": Seed(seed).key,
@@ -150,7 +159,7 @@ def _run(exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, listen
     progress = listener or Silent()
     for step in steps:
         rows = tally.candidates(step)
-        tally.begin(step)
+        tally.begin(step, measured=exam.measures(step) is not None)
         progress.begin(f"evaluating {step.label}", len(rows))
         while len(rows):
             chunk = store.replay(step.label, rows)

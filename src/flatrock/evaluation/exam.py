@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,12 +12,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_logits, craft
+from flatrock.attacks.craft import check_crafted, check_logits, craft
 from flatrock.attacks.losses import margin
+from flatrock.attacks.nearest import Reached, Seeker, seeker
 from flatrock.attacks.pgd import classified_right
-from flatrock.core.borrow import full_precision
-from flatrock.core.rng import Seed
+from flatrock.attacks.transfer import Transfer
+from flatrock.core.borrow import borrowed, full_precision
+from flatrock.core.rng import SampleGen, Seed
 from flatrock.core.threat import Threat
+from flatrock.core.threat import rows as per_row
 from flatrock.core.types import Attack
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk
@@ -26,6 +29,8 @@ from flatrock.evaluation.plans import Step
 T = TypeVar("T")
 # Samples attacked together unless told otherwise; halved when a GPU's memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
+# A nearest point lies where rounding decides; one that a second pass calls right is moved this much further out.
+OUTWARDS = (1.001, 1.01)
 
 
 @dataclass
@@ -41,6 +46,7 @@ class Exam:
     batch_size: int
     seed: Seed
     exact: bool = True  # whether crafting is the model itself
+    surrogate: Counted | None = None  # what transfers craft on
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these rows on the device."""
@@ -69,6 +75,13 @@ class Exam:
         check_logits(answer, x, y)
         return answer, y
 
+    def measures(self, step: Step) -> Seeker | None:
+        """How a step tells distances, if it does.
+
+        A plan wants to know who breaks, so its attacks stop there; on its own an attack may tell how far it went.
+        """
+        return None if step.plan else seeker(_fitted(step.attack, self.batch_size), self.threat)
+
     def attempt(self, step: Step, rows: Tensor) -> Chunk:
         """Try one attack on the first batch of these samples."""
         return self._fitting(lambda part: self._attempt(step, part), rows)
@@ -90,15 +103,36 @@ class Exam:
         begun = time.perf_counter()
         x, y = self.inputs(rows)
         gen = self.seed.child(step.label).samples(rows.to(self.device))
-        attack = _fitted(step.attack, self.batch_size)
+        seek = self.measures(step)
+        if seek is None:
+            tried = self._crafted(_fitted(step.attack, self.batch_size), x, y, gen)
+        else:
+            tried = self._measured(seek, x, y, gen)
+        logits = tried.logits
+        right = classified_right(logits, y)
+        return Chunk(
+            label=step.label,
+            rows=rows,
+            right=right.cpu(),
+            margin=-margin(logits, y).cpu(),
+            x_adv=tried.x_adv[~right].cpu(),
+            numbers={
+                "seconds": time.perf_counter() - begun,
+                "no_answer": int((~torch.isfinite(logits).all(1)).sum()),
+                **tried.numbers,
+            },
+            distances=tried.distances,
+        )
+
+    def _crafted(self, attack: Attack, x: Tensor, y: Tensor, gen: SampleGen) -> _Tried:
+        """Inputs in the ball and the verdict on them; samples leave when they are broken."""
         x_adv = craft(attack, self.crafting, x, y, self.threat, gen, early_stop=True)
         logits = self.verdict(x_adv)
-        right = classified_right(logits, y)
         disputed = 0
-        if not self.exact:
+        if not self.exact and not isinstance(attack, Transfer):  # a transfer did not ask the fast twin
             with torch.no_grad():
                 claimed = ~classified_right(self.crafting.inner(x_adv), y)
-            again = (claimed & right).nonzero().squeeze(1)
+            again = (claimed & classified_right(logits, y)).nonzero().squeeze(1)
             disputed = again.numel()
             if disputed:  # broken, said the fast twin; the model itself decides, and is attacked itself
                 counted = Counted(self.model)
@@ -108,26 +142,62 @@ class Exam:
                 self.crafting.backwards += counted.backwards
                 x_adv[again] = tried
                 logits[again] = self.verdict(tried)
-                right = classified_right(logits, y)
-        forwards, backwards = self.crafting.taken()
-        return Chunk(
-            label=step.label,
-            rows=rows,
-            right=right.cpu(),
-            margin=-margin(logits, y).cpu(),
-            x_adv=x_adv[~right].cpu(),
-            numbers={
-                "seconds": time.perf_counter() - begun,
-                "forwards": forwards + len(rows),
-                "backwards": backwards,
-                "no_answer": int((~torch.isfinite(logits).all(1)).sum()),
-                "disputed": disputed,
-            },
-        )
+        asked = [self.crafting.taken(), *([] if self.surrogate is None else [self.surrogate.taken()])]
+        forwards, backwards = (sum(counts) for counts in zip(*asked, strict=True))
+        numbers = {"forwards": forwards + len(x), "backwards": backwards, "disputed": disputed}
+        return _Tried(x_adv, logits, numbers)
+
+    def _measured(self, seek: Seeker, x: Tensor, y: Tensor, gen: SampleGen) -> _Tried:
+        """How far the nearest adversarial points lie, by the model itself: they are where rounding decides."""
+        counted = Counted(self.model)
+        with borrowed(counted, self.device), full_precision(self.device):
+            found = seek(counted, x, y, self.threat, gen)
+            queries = counted.forwards
+            points, distances = self._confirmed(counted, x, y, found)
+            broken = distances <= self.threat.eps
+            x_adv = torch.where(per_row(broken, x), points, x)
+            check_crafted(x_adv, x, self.threat, "the nearest point")
+            with torch.no_grad():
+                logits = counted(x_adv)
+        # Who is broken follows from the last pass, as everywhere, and the distance from that.
+        wrong = ~classified_right(logits, y)
+        distances = distances.masked_fill(broken & ~wrong, torch.inf).masked_fill(wrong & ~broken, 0)
+        forwards, backwards = counted.taken()
+        numbers = {"forwards": forwards, "backwards": backwards, "disputed": 0, "queries": queries}
+        return _Tried(x_adv, logits, numbers, distances.cpu())
+
+    def _confirmed(self, model: nn.Module, x: Tensor, y: Tensor, found: Reached) -> tuple[Tensor, Tensor]:
+        """The points and float64 distances that a second pass confirms; one that rounding undid is moved outwards."""
+        points, distances = found.points.clone(), found.distances.double()
+
+        def refuted(rows: Tensor) -> Tensor:
+            with torch.no_grad():
+                return rows[classified_right(model(points[rows]), y[rows])] if rows.numel() else rows
+
+        doubtful = refuted(torch.isfinite(distances).nonzero().squeeze(1))
+        for factor in OUTWARDS:
+            clean = x[doubtful]
+            points[doubtful] = (clean + factor * (found.points[doubtful] - clean)).clamp(0, 1)
+            distances[doubtful] = self.threat.size(points[doubtful] - clean).double()
+            doubtful = refuted(doubtful)
+        distances[doubtful] = torch.inf
+        return points, distances
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What an attack came to: inputs in the ball, the model's answers to them, counts, and distances if measured."""
+
+    x_adv: Tensor
+    logits: Tensor
+    numbers: Mapping[str, float]
+    distances: Tensor | None = None
 
 
 def _fitted(attack: Attack, batch_size: int) -> Attack:
     """An attack that puts several rows per sample through the network keeps to the batch size too."""
+    if isinstance(attack, Transfer):
+        return dataclasses.replace(attack, by=_fitted(attack.by, batch_size))
     names: set[str] = {f.name for f in dataclasses.fields(attack)} if dataclasses.is_dataclass(attack) else set()
     return dataclasses.replace(attack, rows=2 * batch_size) if "rows" in names else attack  # type: ignore[type-var]
 

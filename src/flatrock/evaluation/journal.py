@@ -26,7 +26,10 @@ class Chunk:
     right: Tensor
     margin: Tensor
     x_adv: Tensor  # of the samples that are not right, in the order of rows
-    numbers: Mapping[str, float]  # seconds, forwards, backwards, no_answer, disputed
+    numbers: Mapping[str, float]  # seconds, forwards, backwards, no_answer, disputed; queries where there are distances
+    distances: Tensor | None = (
+        None  # to the nearest adversarial point found (inf: none), where the attack measures them
+    )
 
 
 class Journal:
@@ -76,13 +79,15 @@ class Journal:
             return None
         self._next += 1
         named = {k: tensors[k] for k in ("rows", "right", "margin", "x_adv")}
-        return Chunk(label=label, numbers=meta["numbers"], **named)
+        return Chunk(label=label, numbers=meta["numbers"], distances=tensors.get("distances"), **named)
 
     def keep(self, chunk: Chunk) -> None:
         """Store a chunk that was just made."""
         if self._folder is None:
             return
         tensors = {"rows": chunk.rows, "right": chunk.right, "margin": chunk.margin, "x_adv": chunk.x_adv}
+        if chunk.distances is not None:
+            tensors["distances"] = chunk.distances
         meta = {"role": "chunk", "label": chunk.label, "numbers": dict(chunk.numbers)}
         save(self._file(), tensors, meta)
         self._next += 1

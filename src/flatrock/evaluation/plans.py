@@ -7,12 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flatrock.attacks.catalog import ATTACKS, parse_attack
+from torch import nn
+
+from flatrock.attacks.catalog import ATTACKS, describe, parse_attack
+from flatrock.attacks.gradient import GradientAttack
+from flatrock.attacks.transfer import Transfer
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
+from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 
+Spec = str | Mapping[str, Any]
 Specs = list[tuple[str, dict[str, Any]]]
+# An attack so called is tried on the surrogate, and its inputs on the model.
+TRANSFER = "transfer-"
+TRANSFERRED = ("pgd-20", "cw-20")
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,9 @@ PLANS: dict[str, tuple[Callable[[int | None], Specs], str]] = {
 }
 
 
-def make_plan(attacks: Sequence[str | Mapping[str, Any]], *, classes: int | None = None) -> tuple[Step, ...]:
+def make_plan(
+    attacks: Sequence[Spec], *, classes: int | None = None, surrogate: nn.Module | None = None
+) -> tuple[Step, ...]:
     """The steps of a list of attacks and plans; every fault in the list is reported at once."""
     if isinstance(attacks, str | Mapping):
         attacks = [attacks]
@@ -76,7 +87,7 @@ def make_plan(attacks: Sequence[str | Mapping[str, Any]], *, classes: int | None
     taken = {"clean"}
     for spec in attacks:
         try:
-            made = _steps(spec, classes)
+            made = _steps(spec, classes, surrogate)
         except ConfigError as error:
             faults.append(" ".join([f"{spec!r}:", str(error.args[0]).replace("\n  - ", " ")]))
             continue
@@ -90,16 +101,60 @@ def make_plan(attacks: Sequence[str | Mapping[str, Any]], *, classes: int | None
     return tuple(steps.values())
 
 
-def _steps(spec: str | Mapping[str, Any], classes: int | None) -> list[Step]:
+def _steps(spec: Spec, classes: int | None, surrogate: nn.Module | None) -> list[Step]:
     if isinstance(spec, str) and spec in PLANS:
         members = PLANS[spec][0](classes)
         return [Step(f"{spec}/{name}", ATTACKS.make(o.pop("name", name), **o), spec) for name, o in members]
-    if isinstance(spec, str):
-        name = re.sub(r"-\d+$", "", spec.partition(":")[0])
-        if name not in ATTACKS:
-            raise ConfigError(unknown("attack or plan", name, [*ATTACKS.names(), *PLANS]))
+    if _transferred(spec):
+        return [_transfer(spec, surrogate)]
+    if isinstance(spec, str) and (name := _name(spec)) not in ATTACKS:
+        known = [*ATTACKS.names(), *PLANS, *(TRANSFER + _name(n) for n in TRANSFERRED)]
+        raise ConfigError(unknown("attack or plan", name, known))
     label, attack = parse_attack(spec)
     return [Step(label, attack)]
+
+
+def _name(text: str) -> str:
+    """pgd of pgd-20:restarts=5."""
+    return re.sub(r"-\d+$", "", text.partition(":")[0])
+
+
+def _transferred(spec: Spec) -> bool:
+    """Whether this names an attack on the surrogate."""
+    name = spec.get("name", "") if isinstance(spec, Mapping) else spec
+    return isinstance(name, str) and name.startswith(TRANSFER)
+
+
+def _transfer(spec: Spec, surrogate: nn.Module | None) -> Step:
+    named = not isinstance(spec, str) and "label" in spec
+    inner = spec.removeprefix(TRANSFER) if isinstance(spec, str) else {**spec, "name": spec["name"][len(TRANSFER) :]}
+    if (inner if isinstance(inner, str) else inner["name"]) in PLANS:
+        raise ConfigError(f"a plan is not transferred as a whole; name an attack, such as {TRANSFER}apgd-ce")
+    label, attack = parse_attack(inner)
+    if surrogate is None:
+        raise ConfigError("needs a surrogate, a network to craft on; give --surrogate RUN, or surrogate= in Python")
+    return Step(label if named else TRANSFER + label, Transfer(surrogate, attack))
+
+
+def with_transfer(attacks: Sequence[Spec], *, like: Sequence[Spec]) -> Sequence[Spec]:
+    """The list with PGD-20 and CW-20 on the surrogate behind it, unless it names some attack on it already.
+
+    Their step size is the first that an attack of `like` gives; by default that of the threat.
+    """
+    listed = [attacks] if isinstance(attacks, str | Mapping) else list(attacks)
+    if any(_transferred(spec) for spec in listed):
+        return listed
+    alone = (step.attack for step in make_plan(like) if step.plan is None)
+    sizes = (a.step_size for a in alone if isinstance(a, GradientAttack) and a.step_size is not None)
+    options = next((f":step_size={size}" for size in sizes), "")
+    return [*listed, *(f"{TRANSFER}{name}{options}" for name in TRANSFERRED)]
+
+
+def described(attack: Attack, threat: Threat) -> dict[str, Any]:
+    """Every option of an attack; of a transfer those of the attack behind it."""
+    if isinstance(attack, Transfer):
+        return {"kind": "Transfer", "by": describe(attack.by, threat)}
+    return describe(attack, threat)
 
 
 def substitutes(steps: Sequence[Step], classes: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +14,17 @@ from flatrock.evaluation.journal import Chunk
 from flatrock.evaluation.plans import Step
 
 COUNTED = ("seconds", "forwards", "backwards")
+QUERIES = "queries"
 
 
 class Tally:
-    """Flags, margins, costs and (if asked for) the adversarial inputs of an evaluation."""
+    """Flags, margins, costs, distances and (if asked for) the adversarial inputs of an evaluation."""
 
     def __init__(self, y: Tensor, logits: Tensor, margins: Tensor, x: Tensor | None) -> None:
         self._clean = classified_right(logits, y)
         self.flags: dict[str, Tensor] = {"clean": self._clean}
         self.margins = {"clean": margins, "worst": margins.clone()}
+        self.distances: dict[str, Tensor] = {}
         self.costs: dict[str, dict[str, float]] = {}
         self.plans: dict[str, tuple[str, ...]] = {}
         self.no_answer: dict[str, int] = {}
@@ -45,12 +48,15 @@ class Tally:
         flag = self.flags[earlier[-1]] if earlier else self._clean
         return flag.nonzero().squeeze(1)
 
-    def begin(self, step: Step) -> None:
-        """Open the account of a step."""
+    def begin(self, step: Step, *, measured: bool = False) -> None:
+        """Open the account of a step; `measured` if its chunks bring distances."""
         start = torch.zeros_like(self._clean)
         start[self.candidates(step)] = True
         self.flags[step.label] = start
         self.costs[step.label] = {"samples": float(start.sum()), "broken": 0.0, **dict.fromkeys(COUNTED, 0.0)}
+        if measured:  # a sample that is wrong without attack is no candidate: it has no way to go
+            self.distances[step.label] = torch.zeros_like(self._clean, dtype=torch.float64)
+            self.costs[step.label][QUERIES] = 0.0
         self.no_answer[step.label] = 0
         if step.plan:
             self.plans[step.plan] = (*self.plans.get(step.plan, ()), step.label)
@@ -61,6 +67,9 @@ class Tally:
         for name in COUNTED:
             cost[name] += chunk.numbers[name]
         cost["broken"] += float((~chunk.right).sum())
+        if chunk.distances is not None:
+            self.distances[step.label][chunk.rows] = chunk.distances.double()
+            cost[QUERIES] += chunk.numbers[QUERIES]
         self.no_answer[step.label] += int(chunk.numbers["no_answer"])
         self.disputed += int(chunk.numbers["disputed"])
         self.flags[step.label][chunk.rows] = chunk.right
@@ -73,6 +82,11 @@ class Tally:
             self._broken.setdefault(row, x_adv)  # the first attack that broke a sample keeps its input
             if self.adversarial is not None:
                 self.adversarial[row] = self._broken[row]
+
+    def kept(self) -> dict[str, Any]:
+        """What a Result takes over as it is."""
+        names = ("flags", "plans", "margins", "distances", "adversarial", "costs")
+        return {name: getattr(self, name) for name in names}
 
     def first_rows(self, count: int) -> Tensor:
         """A few samples that are right without attack, spread over the set."""

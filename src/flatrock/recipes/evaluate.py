@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,24 @@ from flatrock.core.progress import Progress
 from flatrock.core.records import Result, Run
 from flatrock.core.tensorfile import save
 from flatrock.data.catalog import load_data
+from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.journal import discard
-from flatrock.evaluation.plans import make_plan
-from flatrock.recipes.build import build_threat, check_fit, recipe_hash
+from flatrock.evaluation.plans import Spec
+from flatrock.models.classifier import Classifier
+from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.restore import open_checkpoint, restored
+from flatrock.recipes.schema import Recipe
+from flatrock.recipes.surrogate import Source, facts, open_surrogate, surrogate_mark, unheeded
 
 
 def evaluate_run(
-    source: Path | str | Run,
+    source: Source,
     *,
     which: str = "auto",
-    attacks: Sequence[str | Mapping[str, Any]] | None = None,
+    attacks: Sequence[Spec] | None = None,
+    surrogate: Source | None = None,
     limit: int | None = None,
     batch_size: int | None = None,
     precision: str = "auto",
@@ -39,27 +44,35 @@ def evaluate_run(
     device: torch.device | str = "cpu",
     seed: int = 0,
     progress: Progress | None = None,
+    on_data: Callable[[Dataset], None] = unheeded,
 ) -> Result:
     """Evaluate a trained model on its recipe's test set (a fair subset of it with `limit`).
 
     With `journal` every finished batch is kept beside the checkpoint until `store_result`; `resume` goes on from it.
+    Inputs crafted on the `surrogate`, another run, are tried too. `on_data` is shown the test set before it begins.
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
-    whole = load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
-    check_fit(model, whole)
-    if list(whole.class_names) != meta["class_names"]:
-        raise DataError(f"the test data have classes {list(whole.class_names)}, the model has {meta['class_names']}")
+    whole = _test_set(recipe, model, meta, data_folder)
     test = fair_subset(whole, limit)
-    chosen = recipe.evaluate.attacks if attacks is None else attacks
-    complete = attacks is None and len(test) == len(whole)
-    stem = _stem(path.name, _names(chosen), complete=complete, samples=len(test), seed=seed)
+    on_data(test)
+    other = open_surrogate(surrogate, test)
+    chosen = other.attacks(recipe.evaluate.attacks if attacks is None else attacks, recipe.evaluate.attacks)
+    about = {
+        **facts(path, recipe, meta),
+        "data": f"{test.name} test, {len(test)} of {len(whole)} samples",
+        "whole_plan": attacks is None and surrogate is None and len(test) == len(whole),
+        "train_seed": recipe.seed,
+        **other.provenance,
+    }
+    stem = _stem(about, other.names(chosen), len(test), seed)
     return evaluate(
         model,
         test.images(torch.arange(len(test))),
         test.y,
         build_threat(recipe),
         attacks=chosen,
+        surrogate=other.model,
         device=device,
         batch_size=batch_size or recipe.evaluate.batch_size,
         precision=precision,
@@ -69,30 +82,25 @@ def evaluate_run(
         resume=resume,
         seed=seed,
         progress=progress,
-        provenance={
-            "recipe": recipe.name,
-            "recipe_hash": recipe_hash(recipe),
-            "checkpoint": path.name,
-            "epoch": meta["record"]["epoch"] if "record" in meta else meta["epoch"],
-            "data": f"{test.name} test, {len(test)} of {len(whole)} samples",
-            "whole_plan": complete,
-            "train_seed": recipe.seed,
-        },
+        provenance=about,
     )
 
 
-def store_result(source: Path | str | Run, result: Result) -> Path:
+def _test_set(recipe: Recipe, model: Classifier, meta: Mapping[str, Any], folder: Path | None) -> Dataset:
+    """The recipe's test set, if it is what the model was made for."""
+    whole = load_data(recipe.data.name, "test", folder=folder, **recipe.data.options)
+    check_fit(model, whole)
+    if list(whole.class_names) != meta["class_names"]:
+        raise DataError(f"the test data have classes {list(whole.class_names)}, the model has {meta['class_names']}")
+    return whole
+
+
+def store_result(source: Source, result: Result) -> Path:
     """Write a result of evaluate_run beside its checkpoint; a partial one never takes the name of the whole."""
     path = source.folder if isinstance(source, Run) else Path(source)
     folder = path.parent if path.is_file() else path
     about = result.provenance
-    stem = _stem(
-        str(about["checkpoint"]),
-        list(result.per_attack),
-        complete=bool(about["whole_plan"]),
-        samples=result.n,
-        seed=int(about["seed"]),
-    )
+    stem = _stem(about, sorted(result.per_attack), result.n, int(about["seed"]))
     if result.adversarial is not None:
         save(folder / f"{stem}.safetensors", {"x_adv": result.adversarial}, {"role": "adversarial", **about})
     target = folder / f"{stem}.json"
@@ -101,14 +109,9 @@ def store_result(source: Path | str | Run, result: Result) -> Path:
     return target
 
 
-def _names(attacks: Sequence[str | Mapping[str, Any]]) -> list[str]:
-    """What a result calls its attacks: a plan by its own name."""
-    return list(dict.fromkeys(step.plan or step.label for step in make_plan(attacks)))
-
-
-def _stem(checkpoint: str, names: Sequence[str], *, complete: bool, samples: int, seed: int) -> str:
-    name = f"result-{Path(checkpoint).stem}"
-    if complete:
+def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: int) -> str:
+    name = f"result-{Path(str(about['checkpoint'])).stem}"
+    if about["whole_plan"]:
         return name
     attacks = re.sub(r"[^\w.=-]+", "_", "+".join(names))[:80]
-    return f"{name}-{attacks}-n{samples}-seed{seed}"
+    return f"{name}-{attacks}-n{samples}-seed{seed}{surrogate_mark(about)}"

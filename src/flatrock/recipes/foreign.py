@@ -32,6 +32,7 @@ from flatrock.evaluation.plans import make_plan
 from flatrock.models.catalog import NORMALIZATIONS
 from flatrock.models.convert import Normalized
 from flatrock.models.foreign import Foreign, model_faults, open_foreign
+from flatrock.recipes.surrogate import Source, open_surrogate, surrogate_mark, unheeded
 
 Attacks = Sequence[str | Mapping[str, Any]]
 # Samples on which other normalisations are tried, and how much one must gain to ask for a decision.
@@ -67,6 +68,7 @@ def evaluate_foreign(
     normalize: str | None = None,
     which: str = "auto",
     attacks: Attacks | None = None,
+    surrogate: Source | None = None,
     limit: int | None = None,
     batch_size: int | None = None,
     precision: str = "auto",
@@ -79,32 +81,31 @@ def evaluate_foreign(
     device: torch.device | str = "cpu",
     seed: int = 0,
     progress: Progress | None = None,
+    on_data: Callable[[Dataset], None] = unheeded,
 ) -> Result:
     """Evaluate a network that flatrock did not train (see load_foreign) on a test set; every fault is listed at once.
 
-    With `journal` every finished batch is kept beside `out` until `store_foreign`; `resume` goes on from there.
+    `journal` keeps finished batches beside `out` until `store_foreign`; the other options are those of evaluate_run.
     """
     chosen = DEFAULT_ATTACKS if attacks is None else attacks
-    faults = model_faults(model, weights=weights, num_classes=num_classes, normalize=normalize)
-    faults += _faults(data=data, norm=norm, eps=eps, attacks=chosen, precision=precision, device=device, out=out)
-    if faults:
-        raise ConfigError("the evaluation cannot start:", tuple(faults))
-    foreign = open_foreign(model, weights=weights, num_classes=num_classes, normalize=normalize, which=which)
-    for line in foreign.lines():
-        (progress or Silent()).say(line)
-    whole = load_data(str(data), "test", folder=data_folder)
-    test = fair_subset(whole, limit)
-    _examine(foreign, test, pick_device(device), num_classes)
+    made: dict[str, Any] = {"weights": weights, "num_classes": num_classes, "normalize": normalize}
+    asked: dict[str, Any] = {"data": data, "norm": norm, "eps": eps, "precision": precision, "device": device}
+    faults = _faults(**asked, attacks=chosen, transfers=surrogate is not None, out=out)
+    foreign = _opened(model, made, which, faults, progress or Silent())
+    test, told = _test_set(foreign, str(data), limit, data_folder, pick_device(device), num_classes)
+    on_data(test)
+    other = open_surrogate(surrogate, test)
+    chosen = other.attacks(chosen, chosen)
     threat = THREATS[str(norm)](number(eps))
-    about = {**foreign.about, "dataset": test.name, "data": f"{test.name} test, {len(test)} of {len(whole)} samples"}
-    names = list(dict.fromkeys(step.plan or step.label for step in make_plan(chosen)))
-    target = out or _default_target(about, names, threat, samples=len(test), seed=seed)
+    about = {**foreign.about, "dataset": test.name, "data": told, **other.provenance}
+    target = out or _default_target(about, other.names(chosen), threat, samples=len(test), seed=seed)
     return evaluate(
         foreign.model,
         test.images(torch.arange(len(test))),
         test.y,
         threat,
         attacks=chosen,
+        surrogate=other.model,
         device=device,
         batch_size=batch_size,
         precision=precision,
@@ -118,11 +119,34 @@ def evaluate_foreign(
     )
 
 
+def _opened(
+    model: str | None, made: Mapping[str, Any], which: str, faults: Sequence[str], progress: Progress
+) -> Foreign:
+    """The network, and a word on what it is; its faults and all others are one error."""
+    faults = [*model_faults(model, **made), *faults]
+    if faults:
+        raise ConfigError("the evaluation cannot start:", tuple(faults))
+    foreign = open_foreign(model, which=which, **made)
+    for line in foreign.lines():
+        progress.say(line)
+    return foreign
+
+
+def _test_set(
+    foreign: Foreign, name: str, limit: int | None, folder: Path | None, where: torch.device, num_classes: int | None
+) -> tuple[Dataset, str]:
+    """The test set or a fair subset of it, on which the network can work, and how much of it this is in words."""
+    whole = load_data(name, "test", folder=folder)
+    test = fair_subset(whole, limit)
+    _examine(foreign, test, where, num_classes)
+    return test, f"{test.name} test, {len(test)} of {len(whole)} samples"
+
+
 def store_foreign(result: Result, out: Path | None = None) -> Path:
     """Write a result of evaluate_foreign to `out`, or to a file in the current folder that its content names."""
     about = result.provenance
     threat = THREATS[result.threat["norm"]](result.threat["eps"])
-    named = _default_target(about, list(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
+    named = _default_target(about, sorted(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
     target = out or named
     if result.adversarial is not None:
         # Not `<stem>.safetensors`: the weights may lie there.
@@ -136,10 +160,13 @@ def store_foreign(result: Result, out: Path | None = None) -> Path:
 def _default_target(
     about: Mapping[str, Any], attacks: Sequence[str], threat: Threat, *, samples: int, seed: int
 ) -> Path:
-    """result-<model>-<data>-<threat>-<attacks>-n<samples>-seed<seed>-<begin of the weights' sha256>.json"""
+    """result-<model>-<data>-<threat>-<attacks>-n<samples>-seed<seed>-<begin of the weights' sha256>.json.
+
+    A surrogate adds -from- and the begin of its digest.
+    """
     parts = [about["model"], about["dataset"], f"{threat.norm}{threat.eps:.4g}", "+".join(attacks)[:80]]
     parts += [f"n{samples}", f"seed{seed}", *([about["weights_sha256"][:8]] if about["weights_sha256"] else [])]
-    return Path(re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts])) + ".json")
+    return Path(re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts])) + surrogate_mark(about) + ".json")
 
 
 def _faults(
@@ -148,6 +175,7 @@ def _faults(
     norm: str | None,
     eps: float | str | None,
     attacks: Attacks,
+    transfers: bool,
     precision: str,
     device: torch.device | str,
     out: Path | None,
@@ -169,7 +197,8 @@ def _faults(
     if eps is not None:
         # A radius that is no number is wrong in any norm, one that is too large depends on it.
         faults += _caught("eps", lambda: THREATS[norm](number(eps)) if norm in THREATS else number(eps))
-    faults += _caught("attacks", lambda: make_plan(attacks))
+    # The surrogate is opened later; names can be checked with anything in its place.
+    faults += _caught("attacks", lambda: make_plan(attacks, surrogate=nn.Identity() if transfers else None))
     faults += _caught("precision", lambda: choose("evaluate", "precision", precision, PRECISIONS))
     faults += _caught("device", lambda: pick_device(device))
     return faults + ([] if out is None else _out_faults(out))

@@ -18,16 +18,15 @@ from flatrock.reports.waterfall import caption, finish, order
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The difference is drawn this much larger, around grey.
-MAGNIFIED = 10
+# Differences are drawn larger, around grey: by the first of these factors that clips none of them.
+FACTORS = (10, 5, 2, 1)
 COLUMNS = 10
-ROWS = ("clean", "adversarial", f"difference x{MAGNIFIED}")
 # Rounding of x + delta may leave the ball by this much.
 SLACK = 1e-6
 
 
 def gallery(x: Tensor, result: Result, path: Path, *, count: int = 10, names: Sequence[str] | None = None) -> Path:
-    """Draw up to `count` broken samples, spread over the set, in three rows: clean, adversarial, difference times ten.
+    """Draw up to `count` broken samples, spread over the set, in three rows: clean, adversarial, difference up to x10.
 
     `x` are the inputs that were evaluated, [n, 1 or 3, height, width]; `result` must hold what broke them
     (keep_adversarial). Above each sample stand its true class, which the model gives to the clean image too (only such
@@ -43,6 +42,7 @@ def gallery(x: Tensor, result: Result, path: Path, *, count: int = 10, names: Se
 
     columns = min(len(rows), COLUMNS)
     blocks = -(-len(rows) // columns)
+    factor = _factor((x_adv[rows] - x[rows].cpu()).abs().max())
     figure = Figure(figsize=(max(1.25 * columns + 1, 4.5), 4.9 * blocks), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(3 * blocks, columns, squeeze=False)
@@ -50,17 +50,21 @@ def gallery(x: Tensor, result: Result, path: Path, *, count: int = 10, names: Se
         axes.set_axis_off()
     for i, (row, name) in enumerate(zip(rows, classes, strict=True)):
         top = 3 * (i // columns)
-        _sample([grid[top + k][i % columns] for k in range(3)], x[row], x_adv[row], first=i % columns == 0)
+        column = [grid[top + k][i % columns] for k in range(3)]
+        _sample(column, x[row], x_adv[row], factor, first=i % columns == 0)
         grid[top][i % columns].set_title(_title(result, row, name), fontsize=8)
-    return finish(figure, _caption(result, len(rows)), path)
+    return finish(figure, _caption(result, len(rows), factor), path)
+
+
+def check_images(shape: tuple[int, ...]) -> None:
+    """Inputs of this shape can be drawn; else ConfigError."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise ConfigError(f"a gallery shows images [n, 1 or 3, height, width]; inputs of shape {shape} are not images")
 
 
 def _checked(x: Tensor, result: Result) -> Tensor:
     """The adversarial inputs, if they belong to these images."""
-    if x.dim() != 4 or x.shape[1] not in (1, 3):
-        raise ConfigError(
-            f"a gallery shows images [n, 1 or 3, height, width]; inputs of shape {tuple(x.shape[1:])} are not images"
-        )
+    check_images(tuple(x.shape[1:]))
     if result.adversarial is None:
         raise StateError("the result holds no adversarial inputs; evaluate with keep_adversarial=True")
     x_adv = result.adversarial
@@ -103,9 +107,15 @@ def _title(result: Result, row: int, name: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _sample(column: list[Axes], x: Tensor, x_adv: Tensor, *, first: bool) -> None:
-    difference = 0.5 + MAGNIFIED * (x_adv - x.cpu())
-    for axes, image, row in zip(column, (x, x_adv, difference), ROWS, strict=True):
+def _factor(largest: Tensor) -> int:
+    """How much larger differences up to this one can be drawn around grey."""
+    return next((f for f in FACTORS if f * float(largest) <= 0.5 + SLACK), FACTORS[-1])
+
+
+def _sample(column: list[Axes], x: Tensor, x_adv: Tensor, factor: int, *, first: bool) -> None:
+    difference = 0.5 + factor * (x_adv - x.cpu())
+    rows = ("clean", "adversarial", f"difference x{factor}")
+    for axes, image, row in zip(column, (x, x_adv, difference), rows, strict=True):
         style: dict[str, Any] = {"cmap": "gray"} if image.shape[0] == 1 else {}
         pixels = image.detach().cpu().float().clamp(0, 1).permute(1, 2, 0).squeeze(2).numpy()
         axes.imshow(pixels, vmin=0, vmax=1, interpolation="nearest", **style)
@@ -116,10 +126,9 @@ def _sample(column: list[Axes], x: Tensor, x_adv: Tensor, *, first: bool) -> Non
             axes.text(-0.08, 0.5, row, transform=axes.transAxes, rotation=90, ha="right", va="center", fontsize=8)
 
 
-def _caption(result: Result, shown: int) -> str:
+def _caption(result: Result, shown: int, factor: int) -> str:
     broken = int((result.flags["clean"] & ~result.worst).sum())
     return (
         f"{shown} of {broken} broken samples. Above each: true class (the clean prediction too), margin of the true "
-        f"class clean to worst, first attack that broke it. Differences are x{MAGNIFIED} around grey, clipped. "
-        + caption(result)
+        f"class clean to worst, first attack that broke it. Differences are x{factor} around grey. " + caption(result)
     )

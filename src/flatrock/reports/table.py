@@ -37,3 +37,19 @@ def comparison(results: Mapping[str, Result | str]) -> Table:
         cells = [result.clean, *(result.per_attack.get(a) for a in attacks), result.robust]
         rows.append((name, *(percent(c) + (star if c is not None else "") for c in cells)))
     return Table(("model", "clean", *attacks, "worst case"), tuple(rows))
+
+
+def distances(result: Result) -> Table:
+    """One row per attack that measures how far the nearest adversarial point lies.
+
+    The mean is over all samples, wrong ones with 0, without those for which nothing was found; for RayS it is ADBD, the
+    average decision boundary distance. Queries are forward passes per sample the attack was tried on.
+    """
+    rows = []
+    for name, mean in result.mean_distance.items():
+        cost = result.costs.get(name, {})
+        queries = f"{cost['queries'] / cost['samples']:.0f}" if cost.get("samples") and "queries" in cost else ""
+        adbd = " (ADBD)" if result.attacks.get(name, {}).get("kind") == "RayS" else ""
+        distance = "" if mean is None else f"{mean:.4g}"
+        rows.append((name + adbd, distance, str(result.unreached[name]), percent(result.per_attack.get(name)), queries))
+    return Table(("attack", "mean distance", "not found", "acc %", "queries"), tuple(rows))

@@ -1,0 +1,81 @@
+"""A run as the surrogate of another evaluation: its network, and what provenance says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.records import Run
+from flatrock.data.dataset import Dataset
+from flatrock.evaluation.plans import Spec, make_plan, with_transfer
+from flatrock.evaluation.surrogate import weights_digest
+from flatrock.recipes.build import recipe_hash
+from flatrock.recipes.restore import open_checkpoint, restored
+from flatrock.recipes.schema import Recipe
+
+Source = Path | str | Run
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The network transfers craft on, or none; `about` goes to provenance."""
+
+    model: nn.Module | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def attacks(self, chosen: Sequence[Spec], like: Sequence[Spec]) -> Sequence[Spec]:
+        """The attacks chosen and those on the surrogate, whose step size is that of `like` if it gives one."""
+        return chosen if self.model is None else with_transfer(chosen, like=like)
+
+    def names(self, chosen: Sequence[Spec]) -> list[str]:
+        """What a result calls these attacks: a plan by its own name."""
+        return sorted({step.plan or step.label for step in make_plan(chosen, surrogate=self.model)})
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What to add to the provenance of a result."""
+        return {} if self.model is None else {"surrogate": self.about}
+
+
+def open_surrogate(source: Source | None, data: Dataset) -> Surrogate:
+    """The network of a run folder (its best epoch) or checkpoint file, if it takes these data; none for None."""
+    if source is None:
+        return Surrogate()
+    path, tensors, meta = open_checkpoint(source)
+    model, recipe = restored(path, tensors, meta)
+    if tuple(model.input_shape) != data.input_shape:
+        raise ConfigError(
+            f"surrogate {path} takes inputs {tuple(model.input_shape)}, {data.name!r} has {data.input_shape}; "
+            "name a run on the same kind of data"
+        )
+    names = list(meta["class_names"])
+    if model.num_classes != data.num_classes or names != list(data.class_names):
+        raise ConfigError(
+            f"surrogate {path} has {model.num_classes} classes {names}, {data.name!r} has {data.num_classes} "
+            f"{list(data.class_names)}; name a run on the same classes"
+        )
+    return Surrogate(model, {**facts(path, recipe, meta), "weights": weights_digest(model)})
+
+
+def facts(path: Path, recipe: Recipe, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the weights of a run come from."""
+    return {
+        "recipe": recipe.name,
+        "recipe_hash": recipe_hash(recipe),
+        "checkpoint": path.name,
+        "epoch": meta["record"]["epoch"] if "record" in meta else meta["epoch"],
+    }
+
+
+def surrogate_mark(about: Mapping[str, Any]) -> str:
+    """What tells the file of a result with this provenance from those with other surrogates."""
+    return f"-from-{about['surrogate']['weights'][:8]}" if "surrogate" in about else ""
+
+
+def unheeded(data: Dataset) -> None:
+    """For an evaluation nobody wants to see the data of."""
