@@ -37,7 +37,7 @@ BatchSize = Annotated[int | None, typer.Option(min=1)]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half, full")]
 Doubt = Annotated[bool, typer.Option(help="look for reasons not to believe the number")]
-KeepAdversarial = Annotated[bool, typer.Option(help="store the adversarial inputs too")]
+KeepAdversarial = Annotated[bool, typer.Option("--keep-adversarial", help="store the adversarial inputs too")]
 Gallery = Annotated[bool, typer.Option("--gallery", help="draw some broken samples as a PNG beside the result")]
 Surrogate = Annotated[
     Path | None, typer.Option(help="another run or checkpoint: inputs crafted on it (PGD-20, CW-20) are tried too")
