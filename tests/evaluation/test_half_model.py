@@ -255,3 +255,14 @@ def test_costs_of_an_attack_are_its_passes() -> None:
     assert (costs["pgd-7"]["forwards"], costs["pgd-7"]["backwards"]) == (10 * 7 + 10, 10 * 7)
     assert (costs["pgd-3:restarts=2"]["forwards"], costs["pgd-3:restarts=2"]["backwards"]) == (10 * 9, 10 * 6)
     assert costs["square:queries=20"]["backwards"] == 0
+
+
+def test_a_compiler_that_fails_is_told_in_the_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+    fast, note = half_model(net, torch.rand(8, 12), compiled=True)
+    assert fast is not None
+    assert note == "float16, not compiled (RuntimeError: no compiler here)"

@@ -108,6 +108,7 @@ class Counted(nn.Module):
 
 def half_model(model: nn.Module, x: Tensor, *, compiled: bool) -> tuple[HalfModel | None, str]:
     """The half-precision copy if it can be trusted on these inputs, and what it is or why there is none."""
+    reason = ""
     for with_compiler in (True, False) if compiled else (False,):
         try:
             fast = HalfModel(model, compiled=with_compiler)
@@ -117,7 +118,9 @@ def half_model(model: nn.Module, x: Tensor, *, compiled: bool) -> tuple[HalfMode
             continue
         if fault:
             return None, fault
-        return fast, "float16, compiled" if with_compiler else "float16"
+        if with_compiler:
+            return fast, "float16, compiled"
+        return fast, f"float16, not compiled ({reason})" if reason else "float16"
     return None, f"it does not run in half precision ({reason})"
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.hooks import Flatness, Nudge, Scene, Shift
-from flatrock.core.options import choose, count, weight
-from flatrock.flatness.tensors import TENSORS, chosen
+from flatrock.core.hooks import Nudge, Scene, Shift
+from flatrock.core.options import count, weight
+from flatrock.flatness.mover import Mover
+from flatrock.flatness.tensors import chosen
 
 # Smallest norm a gradient is divided by: a layer without gradient gets no shift instead of NaN.
 TINY = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True)
-class AWP(Flatness):
+class AWP(Mover):
     """min_w max_v L(w + v), ||v_l|| <= gamma ||w_l|| for every layer l.
 
     The shift climbs the objective, v_l <- v_l + step_size * ||w_l|| g_l / ||g_l||, projected on the constraint: `steps`
@@ -36,28 +36,17 @@ class AWP(Flatness):
     warmup: int = 0
     tensors: str = "weights"
     step: str = "inside"
-    moves_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         weight("awp", "gamma", self.gamma)
         count("awp", "steps", self.steps, least=1)
         count("awp", "alternations", self.alternations, least=1)
         count("awp", "warmup", self.warmup, least=0)
-        choose("awp", "tensors", self.tensors, TENSORS)
-        choose("awp", "step", self.step, ("inside", "after"))
+        self.check_options("awp")
         if self.step_size is not None:
             weight("awp", "step_size", self.step_size)
             if self.step_size == 0 < self.gamma:
                 raise ConfigError("awp step_size must be > 0, got 0; leave it out for gamma / (alternations * steps)")
-
-    @property
-    def steps_inside(self) -> bool:
-        """As the option says."""
-        return self.step == "inside"
-
-    def check(self, model: nn.Module) -> None:
-        """There are such tensors."""
-        chosen(model, self.tensors)
 
     def before_loss(self, scene: Scene) -> Nudge | None:
         """Climb to the worst weights nearby; costs `steps` * `alternations` forward-backwards of the objective."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from flatrock.core.hooks import Flatness, Nudge, Scene, Shift
-from flatrock.core.options import choose, weight
-from flatrock.flatness.tensors import TENSORS, chosen
+from flatrock.core.hooks import Nudge, Scene, Shift
+from flatrock.core.options import weight
+from flatrock.flatness.mover import Mover
+from flatrock.flatness.tensors import chosen
 
 
 @dataclass(frozen=True, kw_only=True)
-class SAM(Flatness):
+class SAM(Mover):
     """min_w max_{||v|| <= rho} L(w + v), v = rho g / ||g|| with one norm over all tensors.
 
     The gradient at w + v is applied at w (`step: after`, as published); `inside` steps at w + v as AWP does.
@@ -24,21 +24,10 @@ class SAM(Flatness):
     rho: float = 0.05
     tensors: str = "all"
     step: str = "after"
-    moves_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         weight("sam", "rho", self.rho)
-        choose("sam", "tensors", self.tensors, TENSORS)
-        choose("sam", "step", self.step, ("inside", "after"))
-
-    @property
-    def steps_inside(self) -> bool:
-        """As the option says."""
-        return self.step == "inside"
-
-    def check(self, model: nn.Module) -> None:
-        """There are such tensors."""
-        chosen(model, self.tensors)
+        self.check_options("sam")
 
     def before_loss(self, scene: Scene) -> Nudge | None:
         """One step of length rho up the objective; costs one forward-backward of it."""
