@@ -22,6 +22,7 @@ LEVEL = {
     "models": 1,
     "data": 1,
     "engine": 2,
+    "diagnostics": 2,
     "evaluation": 2,
     "recipes": 3,
     "reports": 3,

@@ -11,7 +11,7 @@ from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
-from flatrock.evaluation.landscape import along, filter_direction
+from flatrock.diagnostics.landscape import along, filter_direction
 from flatrock.models.catalog import create_model
 
 ALPHAS = [-0.5, 0.0, 0.25, 1.0]
