@@ -13,7 +13,8 @@ from flatrock.core import options
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Result
 from flatrock.core.threat import THREATS
-from flatrock.reports.waterfall import caption, finish, order
+from flatrock.reports.style import blank, finish
+from flatrock.reports.waterfall import caption, order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,14 +38,10 @@ def gallery(x: Tensor, result: Result, path: Path, *, count: int = 10, names: Se
     x_adv = _checked(x, result)
     rows = _broken(result, count)
     classes = _classes(result, rows, names)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no window system, no global state
-    from matplotlib.figure import Figure
-
     columns = min(len(rows), COLUMNS)
     blocks = -(-len(rows) // columns)
     factor = _factor((x_adv[rows] - x[rows].cpu()).abs().max())
-    figure = Figure(figsize=(max(1.25 * columns + 1, 4.5), 4.9 * blocks), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(max(1.25 * columns + 1, 4.5), 4.9 * blocks)
     grid = figure.subplots(3 * blocks, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 from flatrock.core.errors import StateError
-from flatrock.core.files import write_atomic
 from flatrock.core.options import choose
 from flatrock.core.records import Result
-from flatrock.reports.figures import COLOURS
+from flatrock.reports.style import COLOURS, blank, finish, radius
 from flatrock.reports.table import Table, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 CLEAN, TOTAL = "clean", "total"
 BLUE, RED, GREEN = COLOURS[:3]
-# What fits into a line of a caption.
-LETTERS_PER_INCH = 17
 # Forward and backward passes are per image; the words are short so that all columns fit into 80 letters.
 HEADER = ("attack", "tried", "broken", "acc %", "lost", "s", "fwd", "bwd", "time %")
 
@@ -104,12 +98,8 @@ def _row(name: str, fall: Fall, cost: Mapping[str, float], all_seconds: float) -
 
 def draw_waterfall(result: Result, path: Path, *, plan: str | None = None) -> Path:
     """The same as bars: clean accuracy, what each attack took away of it in how many seconds, and what is left."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no window system, no global state
-    from matplotlib.figure import Figure
-
     steps = falls(result, plan)
-    figure = Figure(figsize=(max(6.0, 1.35 * (len(steps) + 2) + 1), 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(max(6.0, 1.35 * (len(steps) + 2) + 1), 4.2)
     axes = figure.subplots()
     _bars(axes, steps)
     _dress(axes, steps)
@@ -118,35 +108,19 @@ def draw_waterfall(result: Result, path: Path, *, plan: str | None = None) -> Pa
     return finish(figure, caption(result), path)
 
 
-def finish(figure: Figure, text: str, path: Path) -> Path:
-    """Write the caption below a figure, and the figure to disk."""
-    text = fill(text, width=int(LETTERS_PER_INCH * figure.get_figwidth()))
-    figure.supxlabel(text, fontsize=7.5, color="0.35", x=0.01, ha="left")
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    write_atomic(path, content.getvalue())
-    return path
-
-
 def caption(result: Result) -> str:
     """What a reader must know to compare: samples, threat, precision, seed, device, and the doubts there are."""
     about = result.provenance
     codes = sorted({finding.code for finding in result.findings})
     told = [
         str(about["data"]) if "data" in about else f"n = {result.n}",
-        f"{result.threat['norm']} eps {_radius(result.threat['eps'])}",
+        f"{result.threat['norm']} eps {radius(result.threat['eps'])}",
         f"attacks in {about['precision']}, verdict in full precision" if "precision" in about else "",
         f"seed {about['seed']}" if "seed" in about else "",
         str(about.get("device", "")),
         f"findings {', '.join(codes)}" if codes else "",
     ]
     return "; ".join(part for part in told if part)
-
-
-def _radius(eps: float) -> str:
-    """8/255 where it is that, as papers write it."""
-    levels = round(255 * eps, 6)
-    return f"{levels:.0f}/255" if levels == int(levels) and 0 < levels < 255 else f"{eps:.4g}"
 
 
 def _bars(axes: Axes, steps: list[Fall]) -> None:

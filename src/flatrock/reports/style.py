@@ -1,0 +1,83 @@
+"""How every figure looks: colours that colour-blind readers tell apart, plain axes, captions that say what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from flatrock.core.files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart by colour-blind readers and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Beyond colour: lines and marks that differ in grey, too.
+LINES = ("-", "--", "-.", ":")
+MARKS = ("o", "s", "D", "^", "v", "P", "X")
+# For surfaces; rises evenly in brightness and is the same to every reader.
+SURFACE = "cividis"
+# What fits into a line of a caption.
+LETTERS_PER_INCH = 17
+DPI = 150
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure in inches, without a window system and without global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def line_style(i: int) -> dict[str, Any]:
+    """Colour and line of the i-th of several curves; the line changes when the colours are used up."""
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS)) % len(LINES)]}
+
+
+def dress(axes: Axes, title: str, x: str, y: str, *, whole_x: bool = False) -> None:
+    """Title and labels (with units) in one size, a faint grid, no frame."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8)
+    if whole_x:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.5)
+
+
+def finish(figure: Figure, text: str, path: Path) -> Path:
+    """Write the caption below a figure, and the figure to disk as its name ends: .png or .svg."""
+    if text:
+        text = fill(text, width=int(LETTERS_PER_INCH * figure.get_figwidth()))
+        figure.supxlabel(text, fontsize=7.5, color="0.35", x=0.01, ha="left")
+    return store(figure, path)
+
+
+def store(figure: Figure, path: Path) -> Path:
+    """The figure as it is; the same figure gives the same file."""
+    from matplotlib import rc_context
+
+    kind = path.suffix.removeprefix(".")
+    # An SVG says when it was made and draws names of its parts at random, unless told not to.
+    dateless: Mapping[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+    content = BytesIO()
+    with rc_context({"svg.hashsalt": "flatrock"}):
+        figure.savefig(content, format=kind, dpi=DPI, **dateless)
+    write_atomic(path, content.getvalue())
+    return path
+
+
+def radius(eps: float) -> str:
+    """8/255 where it is that, as papers write it."""
+    levels = round(255 * eps, 6)
+    return f"{levels:.0f}/255" if levels == int(levels) and 0 < levels < 255 else f"{eps:.4g}"
