@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatrock.attacks.catalog import ATTACKS
 from flatrock.core.rng import SampleGen, Seed
 
 Make = Callable[..., Any]
@@ -20,6 +21,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "fab": {"steps": 5},
     "fab-t": {"steps": 5},
 }
+# Attacks that keep to ball and box; noise for training does not.
+BOUNDED = [name for name in ATTACKS.names() if ATTACKS.make(name).bounded]
 # Attacks that draw no random numbers (FAB: without restarts), and attacks that know one norm only.
 UNRANDOM = {"fgsm", "rays", "fab", "fab-t"}
 LINF_ONLY = {"rays"}

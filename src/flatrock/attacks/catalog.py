@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from flatrock.attacks.auto_pgd import APGD, APGDTargeted
 from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary
 from flatrock.attacks.craft import check_inputs, check_model, craft, first_logits_checked
+from flatrock.attacks.gaussian import Gaussian
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.rays import RayS
@@ -31,6 +32,7 @@ ATTACKS.add("cw", GradientAttack, "PGD on the Carlini-Wagner margin with kappa 5
 ATTACKS.add("kl-pgd", GradientAttack, "PGD on KL from the clean output (TRADES inner)", cite="Zhang 2019", loss="kl")
 ATTACKS.add("mt", MultiTargeted, "PGD on the margin to every other class in turn", cite="Gowal 2019")
 ATTACKS.add("langevin", Langevin, "a noisy walk up the cross-entropy (ATENT)", cite="Jagatap 2021")
+ATTACKS.add("gaussian", Gaussian, "unclipped noise, to train what will be smoothed; no evaluation", cite="Cohen 2019")
 ATTACKS.add("square", Square, "random search over square windows, without gradients", cite="Andriushchenko 2020")
 ATTACKS.add("rays", RayS, "nearest label change along rays, from labels alone (linf)", cite="Chen 2020")
 ATTACKS.add("apgd", APGD, "PGD that tunes its own step size (loss: ce, cw, dlr, margin)", cite="Croce 2020")
@@ -71,10 +73,10 @@ def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
     """The configured attack, if it keeps to its ball: a number measured outside it is no robustness."""
     made = ATTACKS.make(name, **options)
     if not made.bounded:
-        raise ConfigError(
-            f"attack {name!r} leaves the ball with {_label('', options).lstrip(':')}, which only training may; "
-            "use project=last or project=every"
-        )
+        given = f" with {_label('', options).lstrip(':')}" if options else ""
+        projects = "project" in ATTACKS.entry(name).options()
+        cure = "use project=last or project=every" if projects else "evaluate with pgd or another attack"
+        raise ConfigError(f"attack {name!r} leaves the ball{given}, which only training may; {cure}")
     return made
 
 
