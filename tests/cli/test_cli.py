@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
 from flatrock.core.records import Result as Evaluation
+from flatrock.evaluation.plans import PLANS
 
 runner = CliRunner()
 
@@ -32,6 +33,15 @@ def test_ls_lists_everything_with_descriptions() -> None:
         assert word in text
     assert "kl-pgd" in flatrock("ls", "attacks").output
     assert "preact_resnet18" not in flatrock("ls", "attacks").output
+
+
+def test_ls_lists_what_eval_takes_as_attacks() -> None:
+    rows = dict(line.split(maxsplit=1) for line in flatrock("ls", "plans").output.splitlines()[1:])
+    assert rows == {name: summary for name, (_, summary) in PLANS.items()}
+    assert list(rows) == ["autoattack", "autoattack-plus", "autoattack-rand", "fast"]
+    assert "not AutoAttack" in rows["fast"]
+    assert "transfer-*" in flatrock("ls", "attacks").output
+    assert "plans" in flatrock("ls", "--help").output
 
 
 def test_ls_of_an_unknown_kind_lists_the_choices() -> None:

@@ -13,6 +13,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.registry import Registry, unknown
 from flatrock.data.catalog import DATA
 from flatrock.engine.schedule import SCHEDULES
+from flatrock.evaluation.plans import PLANS, TRANSFER
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import MODELS
 from flatrock.objectives.catalog import OBJECTIVES
@@ -28,11 +29,23 @@ def _rows(registry: Registry[Any]) -> list[tuple[str, str]]:
     return [(e.name, f"{e.summary} ({e.cite})" if e.cite else e.summary) for e in registry]
 
 
+def _attacks() -> list[tuple[str, str]]:
+    return [
+        *_rows(ATTACKS),
+        (f"{TRANSFER}*", f"any of these crafted on another run (eval --surrogate), as {TRANSFER}pgd-20"),
+    ]
+
+
+def _plans() -> list[tuple[str, str]]:
+    return [(name, summary) for name, (_, summary) in PLANS.items()]
+
+
 KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "recipes": _recipes,
     "models": lambda: _rows(MODELS),
     "data": lambda: _rows(DATA),
-    "attacks": lambda: _rows(ATTACKS),
+    "attacks": _attacks,
+    "plans": _plans,
     "objectives": lambda: _rows(OBJECTIVES),
     "flatness": lambda: _rows(FLATNESS),
     "optimizers": lambda: _rows(OPTIMIZERS),
@@ -41,14 +54,9 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
 
 
 def run(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            help="recipes, models, data, attacks, objectives, flatness, optimizers, schedules; all if left out"
-        ),
-    ] = "",
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}; all if left out")] = "",
 ) -> None:
-    """List recipes, models, data sets, attacks, objectives, flatness methods, optimizers and schedules."""
+    """List recipes, models, data sets, attacks, plans, objectives, flatness methods, optimizers and schedules."""
     with friendly():
         if kind and kind not in KINDS:
             raise ConfigError(unknown("kind", kind, KINDS))
