@@ -49,7 +49,7 @@ def relative_gap(a: Tensor, b: Tensor) -> float:
 def test_takes_and_returns_float32_and_leaves_the_model_alone() -> None:
     model, x = linear(), uniform(6, 1, 8, 8)
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    fast = HalfModel(model, compiled=False)
+    fast = HalfModel(model)
     logits = fast(x)
     assert logits.dtype == torch.float32
     assert {p.dtype for p in fast.inner.parameters()} == {torch.float16}
@@ -62,7 +62,7 @@ def test_gradients_of_any_size_are_those_of_float32(size: float) -> None:
     """float16 ends at 6e-8 and 65504: what attacks send back must be resized before it is cast, and restored after."""
     model, x = linear(), uniform(6, 1, 8, 8)
     upstream = size * (uniform(6, 5) - 0.5)
-    fast = gradient(HalfModel(model, compiled=False), x, upstream)
+    fast = gradient(HalfModel(model), x, upstream)
     assert bool(torch.isfinite(fast).all())
     assert relative_gap(fast, gradient(model, x, upstream)) < 2 * HALF
 
@@ -70,7 +70,7 @@ def test_gradients_of_any_size_are_those_of_float32(size: float) -> None:
 def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
     model, x = linear(), uniform(4, 1, 8, 8)
     upstream = torch.tensor([1e-12, 0.0, 1.0, 1e8])[:, None] * (uniform(4, 5) - 0.5)
-    fast, true = gradient(HalfModel(model, compiled=False), x, upstream), gradient(model, x, upstream)
+    fast, true = gradient(HalfModel(model), x, upstream), gradient(model, x, upstream)
     kept = torch.tensor([0, 2, 3])
     assert relative_gap(fast[kept], true[kept]) < 2 * HALF
     assert bool((fast[1] == 0).all()), "no gradient stays no gradient"
@@ -82,7 +82,7 @@ def test_powers_of_two_are_undone_exactly() -> None:
     model[1].weight.copy_((uniform(4, 8) - 0.5).half())
     upstream = torch.zeros(3, 4)
     upstream[:, 2] = torch.tensor([2.0**-60, 1.0, -(2.0**40)])
-    fast = gradient(HalfModel(model, compiled=False), uniform(3, 8), upstream)
+    fast = gradient(HalfModel(model), uniform(3, 8), upstream)
     assert torch.equal(fast, upstream[:, 2:3] * model[1].weight[2])
 
 
@@ -96,7 +96,7 @@ def test_confident_samples_keep_their_gradient(loss: SampleLoss) -> None:
     margins = -logits.topk(2, dim=1).values.diff(dim=1).squeeze(1)
     sure = ((margins > 20) & (margins < 60)).nonzero().squeeze(1)
     assert len(sure) >= 10
-    fast = HalfModel(model, compiled=False)
+    fast = HalfModel(model)
 
     def direction(network: nn.Module) -> Tensor:
         leaf = x[sure].requires_grad_(True)
@@ -110,7 +110,7 @@ def test_several_backward_passes_through_one_forward() -> None:
     """FAB asks for the gradient of one logit difference after the other, of different size each."""
     model, x = linear(), uniform(3, 1, 8, 8)
     leaf = x.clone().requires_grad_(True)
-    logits = HalfModel(model, compiled=False)(leaf)
+    logits = HalfModel(model)(leaf)
     for size in (1.0, 1e-9, 1e7):
         upstream = size * (uniform(3, 5) - 0.5)
         (grad,) = torch.autograd.grad(logits, leaf, upstream, retain_graph=True)
@@ -121,17 +121,17 @@ def test_several_backward_passes_through_one_forward() -> None:
 
 
 def test_a_model_that_can_is_run_in_half_precision() -> None:
-    fast, note = half_model(linear(), uniform(20, 1, 8, 8), compiled=False)
+    fast, note = half_model(linear(), uniform(20, 1, 8, 8))
     assert fast is not None
-    assert note == "float16"
+    assert note == "float16, fused"
 
 
 def test_batch_norm_and_vectors_run_too() -> None:
     with kept_global_rng(seed=Seed(0).child("vectors")):
         model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).eval()
-    fast, note = half_model(model, uniform(20, 6), compiled=False)
+    fast, note = half_model(model, uniform(20, 6))
     assert fast is not None
-    assert note == "float16"
+    assert note == "float16, fused"
     assert not any(p.requires_grad for p in fast.parameters())
 
 
@@ -183,7 +183,7 @@ class Steep(nn.Module):
     ],
 )
 def test_a_model_that_cannot_says_why(model: nn.Module, reason: str) -> None:
-    fast, note = half_model(model, uniform(5, 4), compiled=False)
+    fast, note = half_model(model, uniform(5, 4))
     assert fast is None
     assert re.fullmatch(reason, note), note
 
@@ -202,16 +202,16 @@ def test_predictions_must_agree(changed: int, trusted: bool) -> None:
     assert AGREEMENT == 0.98
     x = torch.full((100, 1), 0.25)
     x[:changed] = 0.50002  # rounded to 0.5
-    fast, note = half_model(Cliff(), x, compiled=False)
+    fast, note = half_model(Cliff(), x)
     assert (fast is not None) == trusted
-    assert note == ("float16" if trusted else "half precision changes 3.0 % of its clean predictions")
+    assert note == ("float16, fused" if trusted else "half precision changes 3.0 % of its clean predictions")
 
 
 def test_an_evaluation_in_half_precision_finds_what_full_precision_finds(digits: Any, digits_model: nn.Module) -> None:
     x, y = digits.test_x[:60], digits.test_y[:60]
     half = evaluate(digits_model, x, y, Linf(0.1), attacks=["pgd-5"], precision="half")
     full = evaluate(digits_model, x, y, Linf(0.1), attacks=["pgd-5"], precision="full")
-    assert (half.provenance["precision"], full.provenance["precision"]) == ("float16", "float32")
+    assert (half.provenance["precision"], full.provenance["precision"]) == ("float16, fused", "float32")
     assert half.findings == full.findings == ()
     assert abs(half.robust - full.robust) <= 1 / 60
     assert half.costs["pgd-5"]["forwards"] == pytest.approx(full.costs["pgd-5"]["forwards"], rel=0.02)
@@ -219,12 +219,12 @@ def test_an_evaluation_in_half_precision_finds_what_full_precision_finds(digits:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("threat", [Linf(0.1), L2(0.6)], ids=["linf", "l2"])
-def test_the_compiled_twin_on_a_gpu(digits: Any, digits_model: nn.Module, threat: Linf | L2) -> None:
+def test_the_twin_on_a_gpu(digits: Any, digits_model: nn.Module, threat: Linf | L2) -> None:
     x, y = digits.test_x, digits.test_y
     plan = ["pgd-20", "fast", "fab-t:steps=10"]
     full = evaluate(digits_model, x, y, threat, attacks=plan, precision="full", device="cuda")
     half = evaluate(digits_model, x, y, threat, attacks=plan, device="cuda")
-    assert half.provenance["precision"] == "float16, compiled"
+    assert half.provenance["precision"] == "float16, fused"
     assert abs(half.robust - full.robust) <= 0.01
     assert not {f.code for f in half.findings} & {"E06", "E13"}
 
@@ -255,14 +255,3 @@ def test_costs_of_an_attack_are_its_passes() -> None:
     assert (costs["pgd-7"]["forwards"], costs["pgd-7"]["backwards"]) == (10 * 7 + 10, 10 * 7)
     assert (costs["pgd-3:restarts=2"]["forwards"], costs["pgd-3:restarts=2"]["backwards"]) == (10 * 9, 10 * 6)
     assert costs["square:queries=20"]["backwards"] == 0
-
-
-def test_a_compiler_that_fails_is_told_in_the_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object, **options: object) -> None:
-        raise RuntimeError("no compiler here")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
-    fast, note = half_model(net, torch.rand(8, 12), compiled=True)
-    assert fast is not None
-    assert note == "float16, not compiled (RuntimeError: no compiler here)"

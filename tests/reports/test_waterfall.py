@@ -44,7 +44,7 @@ def result() -> Result:
             "auto/zeta": cost(8, 2, 1.0, 40, 36),
             "auto/alpha": cost(6, 1, 6.0, 600, 0),
         },
-        provenance={"seed": 3, "device": "a device", "precision": "float16, compiled"},
+        provenance={"seed": 3, "device": "a device", "precision": "float16, fused"},
     )
 
 
@@ -172,7 +172,7 @@ def test_no_global_state_of_matplotlib(result: Result, tmp_path: Path) -> None:
 
 def test_the_caption_says_what_was_measured(result: Result) -> None:
     text = caption(result)
-    for part in ("n = 10", "linf eps 8/255", "float16, compiled", "seed 3", "a device"):
+    for part in ("n = 10", "linf eps 8/255", "float16, fused", "seed 3", "a device"):
         assert part in text
     assert "findings" not in text
     doubted = replace(

@@ -32,6 +32,8 @@ Which = Annotated[
     str,
     typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept; the entry of --weights"),
 ]
+Norm = Annotated[str | None, typer.Option(help="of the threat: linf or l2; a run's own if left out")]
+Eps = Annotated[str | None, typer.Option(help="radius of the threat, e.g. 8/255; a run's own if left out")]
 Limit = Annotated[int | None, typer.Option(min=1, help="only so many test samples")]
 BatchSize = Annotated[int | None, typer.Option(min=1)]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
@@ -53,8 +55,6 @@ Weights = Annotated[
     Path | None, typer.Option(rich_help_panel=_OWN, help="a safetensors or torch file; alone if its network is known")
 ]
 Data = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="the test set, e.g. cifar10")]
-Norm = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="of the threat: linf or l2")]
-Eps = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="radius of the threat, e.g. 8/255")]
 NumClasses = Annotated[int | None, typer.Option(rich_help_panel=_OWN, help="checked against the model")]
 Normalize = Annotated[
     str | None, typer.Option(rich_help_panel=_OWN, help="cifar10, ..., or none; what the file stores by default")
@@ -66,6 +66,8 @@ def run(
     source: Source = None,
     attacks: Attacks = None,
     which: Which = "auto",
+    norm: Norm = None,
+    eps: Eps = None,
     limit: Limit = None,
     batch_size: BatchSize = None,
     data_dir: DataDir = None,
@@ -80,20 +82,19 @@ def run(
     model: Model = None,
     weights: Weights = None,
     data: Data = None,
-    norm: Norm = None,
-    eps: Eps = None,
     num_classes: NumClasses = None,
     normalize: Normalize = None,
     out: Out = None,
 ) -> None:
     """Evaluate a trained model on its test set under attack: that of a run, or one of your own (--model, --weights)."""
-    own: dict[str, Any] = {"model": model, "weights": weights, "data": data, "norm": norm, "eps": eps}
-    own |= {"num_classes": num_classes, "normalize": normalize, "out": out}
+    own: dict[str, Any] = {"model": model, "weights": weights, "data": data, "num_classes": num_classes}
+    own |= {"normalize": normalize, "out": out}
     chosen = None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()]
     drawing = _Drawing(gallery)
-    how: dict[str, Any] = {"which": which, "attacks": chosen, "surrogate": surrogate, "limit": limit}
-    how |= {"batch_size": batch_size, "precision": precision, "doubt": doubt, "seed": seed, "on_data": drawing.remember}
+    how: dict[str, Any] = {"which": which, "norm": norm, "eps": eps, "attacks": chosen, "surrogate": surrogate}
+    how |= {"limit": limit, "batch_size": batch_size, "precision": precision, "doubt": doubt, "seed": seed}
     how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
+    how |= {"on_data": drawing.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
         _check_source(source, [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None])
         with TerminalProgress() as progress:
@@ -144,8 +145,8 @@ def _check_source(source: Path | None, given: list[str]) -> None:
         )
     if source is not None and given:
         raise ConfigError(
-            f"{source} is evaluated as its recipe says; leave out {', '.join(given)}, which describe a model that is "
-            "no run, or leave out the run"
+            f"{source} is a run, whose recipe names network and data; leave out {', '.join(given)}, which describe a "
+            "model that is no run, or leave out the run"
         )
 
 
@@ -154,8 +155,10 @@ def _tell(result: Result) -> None:
     table = comparison({str(about.get("recipe", about.get("model"))): result})
     # Long names in two lines: many columns must fit into a terminal.
     show(replace(table, header=tuple(h.replace(TRANSFER, f"{TRANSFER}\n").replace(":", "\n:") for h in table.header)))
+    recipe = about.get("recipe_threat")
+    other = f" (the recipe's: {recipe['norm']} eps {recipe['eps']:.4g})" if recipe else ""
     say(
-        f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}; percent; "
+        f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}{other}; percent; "
         "worst case = per sample over all attacks named"
     )
     if result.distances:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatrock.core.borrow import nudged
+from flatrock.core.errors import ModelError
 from flatrock.core.hooks import Shift
 from flatrock.core.rng import Seed
 from flatrock.core.threat import rows
@@ -21,13 +23,18 @@ def filter_direction(model: nn.Module, seed: Seed) -> Shift:
 
     A filter is what one output of a layer sees: a row of a linear weight, an output channel of a convolution. Biases
     and normalisation layers (tensors of one dimension) stay where they are. The random numbers belong to seed and
-    name, not to the weights, so that rescaling a ReLU network rescales its direction and leaves the curve as it is.
+    name, not to the weights or their device, so that rescaling a ReLU network rescales its direction and leaves the
+    curve as it is. A tensor that several layers share has one direction, that of the first name it is found under.
     """
-    return {name: _scaled(p.detach(), seed.child(name)) for name, p in model.named_parameters() if p.dim() > 1}
+    direction = {name: _scaled(p.detach(), seed.child(name)) for name, p in model.named_parameters() if p.dim() > 1}
+    if not direction:
+        raise ModelError(f"{type(model).__name__} has no weights of two or more dimensions, so no filters to move")
+    return direction
 
 
 def _scaled(weight: Tensor, seed: Seed) -> Tensor:
-    noise = torch.randn(weight.shape, generator=seed.generator(weight.device), dtype=weight.dtype, device=weight.device)
+    # Drawn on the CPU in one type: the same direction on every device.
+    noise = torch.randn(weight.shape, generator=seed.generator()).to(weight)
     factor: Tensor = _lengths(weight) / (_lengths(noise) + TINY)
     return noise * rows(factor, weight)
 
@@ -35,6 +42,33 @@ def _scaled(weight: Tensor, seed: Seed) -> Tensor:
 def _lengths(tensor: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1)
     return length
+
+
+def moved(model: nn.Module) -> dict[str, Any]:
+    """What a direction moves: how many tensors and weights, of how many; `tied` lists names of one and the same tensor.
+
+    Tied tensors move once, and every layer that uses them sees the move.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    every = list(model.parameters())
+    wide = [p for p in every if p.dim() > 1]
+    return {
+        "tensors": len(wide),
+        "weights": sum(p.numel() for p in wide),
+        "all_weights": sum(p.numel() for p in every),
+        "tied": [group for group in names.values() if len(group) > 1],
+    }
+
+
+def combined(directions: Sequence[Shift], amounts: Sequence[float]) -> Shift:
+    """sum_k amounts[k] * directions[k]; the directions move the same tensors."""
+    first, *others = zip(directions, amounts, strict=True)
+    shift = {name: first[1] * d for name, d in first[0].items()}
+    for direction, amount in others:
+        shift = {name: s + amount * direction[name] for name, s in shift.items()}
+    return shift
 
 
 def along(
@@ -46,6 +80,6 @@ def along(
     """
     found = []
     for alpha in alphas:
-        with nudged(model, {name: alpha * d for name, d in direction.items()}):
+        with nudged(model, combined([direction], [alpha])):
             found.append(measure(model))
     return found

@@ -132,7 +132,7 @@ def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
     if not wanted:
         return "float32", ""
     first, _ = exam.inputs(torch.arange(min(exam.x.shape[0], exam.batch_size)))
-    fast, note = half_model(exam.model, first, compiled=exam.device.type == "cuda")
+    fast, note = half_model(exam.model, first)
     if fast is None:
         return "float32", note
     exam.crafting, exam.exact = Counted(fast), False

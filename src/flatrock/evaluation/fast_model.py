@@ -1,4 +1,4 @@
-"""The model as attacks use it on a GPU: half precision, compiled, weights frozen. Verdicts are not its business."""
+"""The model as attacks use it on a GPU: half precision, fused, weights frozen. Verdicts are not its business."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.threat import rows
+from flatrock.evaluation.fused import fused
+from flatrock.evaluation.replay import Replay
 
 # Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
 # ratios of logits can have huge ones; half precision would round the first to zero and the second to infinity.
@@ -56,18 +58,24 @@ class _Restored(torch.autograd.Function):
 
 
 class HalfModel(nn.Module):
-    """A copy of the network in float16 that takes and returns float32; compiled once for every batch size."""
+    """A copy of the network in float16 that takes and returns float32, with its BatchNorms fused into single kernels.
 
-    def __init__(self, model: nn.Module, *, compiled: bool) -> None:
+    Passes without gradients are recorded and replayed where the network is known to be a plain sequence of operations.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        inner = copy.deepcopy(model).half().eval().requires_grad_(False)
+        inner, self.plain = fused(copy.deepcopy(model).eval())
+        inner = inner.half().requires_grad_(False)
         if any(p.dim() == 4 for p in inner.parameters()):
             inner = inner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.inner = inner
-        self._run = torch.compile(inner, dynamic=True) if compiled else inner
+        self._replay = Replay(lambda x: self.in_half(x.half()).float())
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits of a half-precision pass."""
+        if not torch.is_grad_enabled():
+            return self._replay(x) if self.plain else self.in_half(x.half()).float()
         factor = _Factor()
         # Gradients are resized in float32, outside the casts: half precision must not see them as they are.
         x = _Restored.apply(x, factor)  # type: ignore[no-untyped-call]
@@ -76,7 +84,7 @@ class HalfModel(nn.Module):
 
     def in_half(self, x: Tensor) -> Tensor:
         """Float16 logits of float16 inputs."""
-        logits: Tensor = self._run(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
+        logits: Tensor = self.inner(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
         return logits
 
 
@@ -106,22 +114,17 @@ class Counted(nn.Module):
         return counts
 
 
-def half_model(model: nn.Module, x: Tensor, *, compiled: bool) -> tuple[HalfModel | None, str]:
+def half_model(model: nn.Module, x: Tensor) -> tuple[HalfModel | None, str]:
     """The half-precision copy if it can be trusted on these inputs, and what it is or why there is none."""
-    reason = ""
-    for with_compiler in (True, False) if compiled else (False,):
-        try:
-            fast = HalfModel(model, compiled=with_compiler)
-            fault = _fault(fast, model, x)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-            continue
-        if fault:
-            return None, fault
-        if with_compiler:
-            return fast, "float16, compiled"
-        return fast, f"float16, not compiled ({reason})" if reason else "float16"
-    return None, f"it does not run in half precision ({reason})"
+    try:
+        fast = HalfModel(model)
+        fault = _fault(fast, model, x)
+    except Exception as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else ""
+        return None, f"it does not run in half precision ({type(error).__name__}: {reason})"
+    if fault:
+        return None, fault
+    return fast, "float16, fused" if fast.plain else "float16"
 
 
 def _fault(fast: HalfModel, model: nn.Module, x: Tensor) -> str:

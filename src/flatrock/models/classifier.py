@@ -6,10 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.types import View
+
+
+@fx.wrap  # one step of a traced network: tracing cannot look at shapes
+def check_shape(x: Tensor, shape: tuple[int, ...], name: str) -> None:
+    """Inputs are [n, *shape]; else ModelError."""
+    if x.shape[1:] != shape:
+        expected = ", ".join(str(size) for size in shape)
+        raise ModelError(
+            f"{name} expects inputs of shape [n, {expected}], got {list(x.shape)}; "
+            "resize or batch the inputs, or create a model made for them"
+        )
 
 
 class Classifier(nn.Module, ABC):
@@ -57,12 +68,7 @@ class Classifier(nn.Module, ABC):
 
     def features(self, x: Tensor) -> Tensor:
         """Features [n, d] of inputs in [0, 1]."""
-        if x.shape[1:] != self.input_shape:
-            expected = ", ".join(str(size) for size in self.input_shape)
-            raise ModelError(
-                f"{type(self).__name__} expects inputs of shape [n, {expected}], got {list(x.shape)}; "
-                "resize or batch the inputs, or create a model made for them"
-            )
+        check_shape(x, self.input_shape, type(self).__name__)
         if self.mean is not None and self.std is not None:
             x = (x - self.mean) / self.std
         return self.embed(x)

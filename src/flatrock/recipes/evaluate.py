@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 
-from flatrock.core.errors import DataError
+from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.files import write_atomic
+from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
 from flatrock.core.records import Result, Run
+from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import save
+from flatrock.core.threat import THREATS, Threat
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.journal import discard
-from flatrock.evaluation.plans import Spec
+from flatrock.evaluation.plans import Spec, make_plan
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.restore import open_checkpoint, restored
@@ -31,6 +34,8 @@ def evaluate_run(
     source: Source,
     *,
     which: str = "auto",
+    norm: str | None = None,
+    eps: float | str | None = None,
     attacks: Sequence[Spec] | None = None,
     surrogate: Source | None = None,
     limit: int | None = None,
@@ -48,29 +53,34 @@ def evaluate_run(
 ) -> Result:
     """Evaluate a trained model on its recipe's test set (a fair subset of it with `limit`).
 
-    With `journal` every finished batch is kept beside the checkpoint until `store_result`; `resume` goes on from it.
+    `norm` and `eps` ask about another threat than the recipe's. With `journal` every finished batch is kept beside the checkpoint until `store_result`; `resume` goes on from it.
     Inputs crafted on the `surrogate`, another run, are tried too. `on_data` is shown the test set before it begins.
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
+    own = build_threat(recipe)
+    threat = _asked(own, norm, eps)
+    listed = _listed(recipe, own, threat) if attacks is None else attacks
     whole = _test_set(recipe, model, meta, data_folder)
     test = fair_subset(whole, limit)
     on_data(test)
     other = open_surrogate(surrogate, test)
-    chosen = other.attacks(recipe.evaluate.attacks if attacks is None else attacks, recipe.evaluate.attacks)
+    # The recipe's step sizes are meant for its own threat.
+    chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
     about = {
         **facts(path, recipe, meta),
         "data": f"{test.name} test, {len(test)} of {len(whole)} samples",
-        "whole_plan": attacks is None and surrogate is None and len(test) == len(whole),
+        "whole_plan": attacks is None and surrogate is None and len(test) == len(whole) and threat == own,
         "train_seed": recipe.seed,
+        **({} if threat == own else {"recipe_threat": {"norm": own.norm, "eps": own.eps}}),
         **other.provenance,
     }
-    stem = _stem(about, other.names(chosen), len(test), seed)
+    stem = _stem(about, other.names(chosen), len(test), seed, threat)
     return evaluate(
         model,
         test.images(torch.arange(len(test))),
         test.y,
-        build_threat(recipe),
+        threat,
         attacks=chosen,
         surrogate=other.model,
         device=device,
@@ -84,6 +94,28 @@ def evaluate_run(
         progress=progress,
         provenance=about,
     )
+
+
+def _asked(own: Threat, norm: str | None, eps: float | str | None) -> Threat:
+    """The recipe's own threat, or the one asked for instead."""
+    if norm is not None and norm not in THREATS:
+        raise ConfigError(f"norm: {unknown('norm', norm, THREATS)}")
+    if eps is None and norm not in (None, own.norm):
+        raise ConfigError(
+            f"eps: not given; the recipe's {own.eps:.4g} is a radius in {own.norm}, give one in {norm}, such as 128/255"
+        )
+    return THREATS[norm or own.norm](own.eps if eps is None else number(eps))
+
+
+def _listed(recipe: Recipe, own: Threat, threat: Threat) -> Sequence[Spec]:
+    """The recipe's own attacks, unless their step sizes are those of another threat and would make them weak."""
+    sized = [s.label for s in make_plan(recipe.evaluate.attacks) if getattr(s.attack, "step_size", None) is not None]
+    if sized and threat != own:
+        raise ConfigError(
+            f"the recipe's attacks {', '.join(sized)} have step sizes for {own.norm} eps {own.eps:.4g}, not for "
+            f"{threat.norm} eps {threat.eps:.4g}; name attacks, such as --attacks pgd-20,cw-20, whose steps follow eps"
+        )
+    return recipe.evaluate.attacks
 
 
 def _test_set(recipe: Recipe, model: Classifier, meta: Mapping[str, Any], folder: Path | None) -> Dataset:
@@ -100,7 +132,8 @@ def store_result(source: Source, result: Result) -> Path:
     path = source.folder if isinstance(source, Run) else Path(source)
     folder = path.parent if path.is_file() else path
     about = result.provenance
-    stem = _stem(about, sorted(result.per_attack), result.n, int(about["seed"]))
+    threat = THREATS[result.threat["norm"]](result.threat["eps"])
+    stem = _stem(about, sorted(result.per_attack), result.n, int(about["seed"]), threat)
     if result.adversarial is not None:
         save(folder / f"{stem}.safetensors", {"x_adv": result.adversarial}, {"role": "adversarial", **about})
     target = folder / f"{stem}.json"
@@ -109,9 +142,10 @@ def store_result(source: Source, result: Result) -> Path:
     return target
 
 
-def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: int) -> str:
+def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: int, threat: Threat) -> str:
     name = f"result-{Path(str(about['checkpoint'])).stem}"
     if about["whole_plan"]:
         return name
     attacks = re.sub(r"[^\w.=-]+", "_", "+".join(names))[:80]
-    return f"{name}-{attacks}-n{samples}-seed{seed}{surrogate_mark(about)}"
+    radius = f"-{threat.norm}{threat.eps:.6g}" if "recipe_threat" in about else ""
+    return f"{name}{radius}-{attacks}-n{samples}-seed{seed}{surrogate_mark(about)}"

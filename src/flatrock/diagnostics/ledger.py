@@ -1,0 +1,81 @@
+"""Finished points of a long measurement, one sealed line each, so that a killed one goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import json_text, sealed_line, sha256, unsealed, write_atomic
+
+
+class Ledger:
+    """Values by key in a file; without a path nothing is kept.
+
+    The first line says what is measured. A line that a kill left half written, or that was damaged, is measured again.
+    """
+
+    def __init__(self, path: Path | None, identity: Mapping[str, Any], *, resume: bool) -> None:
+        self._path = path
+        self._owner = sha256(json_text(dict(identity)))
+        self._known: dict[str, dict[str, Any]] = {}
+        if path is None:
+            return
+        if resume and path.is_file():
+            self._read(path, identity)
+        elif path.exists() and not path.is_file():
+            raise StateError(f"{path} is not a file of unfinished measurements; it is left alone")
+        lines = [json_text(dict(identity)), *(self._line(key, value) for key, value in self._known.items())]
+        write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+
+    def _read(self, path: Path, identity: Mapping[str, Any]) -> None:
+        lines = path.read_text(errors="replace").splitlines()
+        try:
+            old = json.loads(lines[0])
+            names = old.keys()
+        except (ValueError, AttributeError, IndexError) as error:
+            raise StateError(f"{path} is damaged; start again without --resume") from error
+        mine = json.loads(json_text(dict(identity)))
+        if old != mine:
+            odd = sorted(k for k in names | mine.keys() if old.get(k) != mine.get(k))
+            raise StateError(
+                f"{path} belongs to another measurement (different: {', '.join(odd)}); "
+                "repeat its options, or start again without --resume"
+            )
+        for line in lines[1:]:
+            try:
+                value = unsealed(line, str(path), self._owner)
+            except StateError:
+                continue
+            self._known[str(value.pop("key"))] = value
+
+    def _line(self, key: str, value: Mapping[str, Any]) -> str:
+        return sealed_line({**value, "key": key}, self._owner)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """What was measured under this key before."""
+        return self._known.get(key)
+
+    def put(self, key: str, value: Mapping[str, Any]) -> None:
+        """Keep a value; it is on disk when this returns."""
+        self._known[key] = dict(value)
+        if self._path is None:
+            return
+        try:
+            with self._path.open("a") as f:
+                f.write(self._line(key, value) + "\n")
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as error:
+            raise StateError(f"could not write {self._path}: {error.strerror}; free space, then --resume") from error
+
+    def close(self) -> None:
+        """Remove the file: its result is stored."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

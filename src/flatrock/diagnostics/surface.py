@@ -1,0 +1,145 @@
+"""A measured landscape as a record: it goes to JSON and comes back, and says how flat it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import json_text
+
+SCHEMA = "flatrock.landscape/1"
+# Dimensions of the surface behind each kind.
+KINDS = {"weight-1d": 1, "weight-2d": 2, "input": 2}
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Landscape:
+    """Losses and accuracies over a grid.
+
+    `values["loss"][k]` is a curve or surface over `axis` (and again over `axis`): of the k-th direction, pair of
+    directions or image. Weight landscapes hold loss, accuracy, clean_loss and clean_accuracy, means over the samples;
+    an input landscape the loss of each image and, as accuracy, whether the answer is right. NaN where the network had
+    no finite answer. `samples` say which images an input landscape is of, `moved` what a direction moves.
+    """
+
+    kind: str
+    axis: tuple[float, ...]
+    values: Mapping[str, Array]
+    threat: Mapping[str, Any]
+    attack: Mapping[str, Any] = field(default_factory=dict)
+    samples: tuple[Mapping[str, Any], ...] = ()
+    moved: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or len(self.axis) % 2 == 0:
+            raise StateError(f"a landscape is {' or '.join(KINDS)} over an odd number of points, got {self.kind!r}")
+        shapes = {name: array.shape for name, array in self.values.items()}
+        wanted = (len(self.loss), *[len(self.axis)] * KINDS[self.kind])
+        if any(shape != wanted for shape in shapes.values()) or not len(self.loss):
+            raise StateError(f"the values of a landscape have shapes {shapes}, its grid {wanted}")
+
+    @property
+    def loss(self) -> Array:
+        """The adversarial loss (of an input landscape: the loss)."""
+        return self.values["loss"]
+
+    @property
+    def count(self) -> int:
+        """Directions, pairs or images."""
+        return len(self.loss)
+
+    @property
+    def middle(self) -> float:
+        """rho(0): the loss at the weights themselves (of the first image, for an input landscape)."""
+        return float(self._centre(self.loss)[0])
+
+    @property
+    def rise(self) -> Array:
+        """loss - loss in the middle, direction by direction."""
+        centre = self._centre(self.loss)
+        return self.loss - centre.reshape(-1, *[1] * KINDS[self.kind])
+
+    def _centre(self, array: Array) -> Array:
+        for _ in range(KINDS[self.kind]):
+            array = array[..., len(self.axis) // 2]
+        return array
+
+    @property
+    def sharpness(self) -> Array:
+        """How sharp, per direction: the mean of rho(a) - rho(0) over the grid; |g(a, b) - g(0, 0)| for surfaces.
+
+        Means by the trapezoid rule, so that they do not depend on how fine the grid is.
+        """
+        rise = self.rise if KINDS[self.kind] == 1 else np.abs(self.rise)
+        weights = np.full(len(self.axis), 1.0)
+        weights[[0, -1]] = 0.5
+        for _ in range(KINDS[self.kind]):
+            rise = np.average(rise, axis=-1, weights=weights)
+        return rise
+
+    def rise_at(self, radius: float) -> Array:
+        """(rho(-r) + rho(r)) / 2 - rho(0) per direction of a weight-1d landscape, between grid points by a line."""
+        if KINDS[self.kind] != 1:
+            raise StateError(f"a {self.kind} landscape has no rise at a radius; use its sharpness")
+        if not 0 < radius <= self.axis[-1]:
+            raise StateError(f"the landscape reaches from {self.axis[0]:g} to {self.axis[-1]:g}, not to {radius:g}")
+        return np.array([np.interp([-radius, radius], self.axis, row).mean() for row in self.rise])
+
+    def to_json(self) -> str:
+        """JSON text; `from_json` checks the numbers that follow from others again."""
+        return json_text(
+            {
+                "schema": SCHEMA,
+                "kind": self.kind,
+                "axis": list(self.axis),
+                "values": {name: _plain(array) for name, array in self.values.items()},
+                "sharpness": _plain(self.sharpness),
+                "threat": dict(self.threat),
+                "attack": dict(self.attack),
+                "samples": [dict(s) for s in self.samples],
+                "moved": dict(self.moved),
+                "identity": dict(self.identity),
+                "marks": list(self.marks),
+                "provenance": dict(self.provenance),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "landscape") -> Landscape:
+        """Read a landscape back; StateError if it is damaged or of another schema."""
+        try:
+            d = json.loads(text)
+            if d["schema"] != SCHEMA:
+                raise ValueError(f"schema {d['schema']!r}, expected {SCHEMA!r}")
+            found = cls(
+                kind=d["kind"],
+                axis=tuple(d["axis"]),
+                values={name: np.array(rows, dtype=np.float64) for name, rows in d["values"].items()},
+                samples=tuple(d["samples"]),
+                marks=tuple(d["marks"]),
+                **{name: d[name] for name in ("threat", "attack", "moved", "identity", "provenance")},
+            )
+            follows = np.allclose(found.sharpness, np.array(d["sharpness"], dtype=np.float64), equal_nan=True)
+        except (ValueError, KeyError, TypeError, StateError) as error:
+            raise StateError(f"{where} is not a flatrock landscape ({error}); measure it again") from error
+        if not follows:
+            raise StateError(f"{where}: its sharpness does not follow from its losses; measure it again")
+        return found
+
+
+def _plain(array: Array) -> list[Any]:
+    """Nested lists with None for NaN: JSON has none."""
+    cells = array.astype(object)
+    cells[~np.isfinite(array)] = None
+    rows: list[Any] = cells.tolist()
+    return rows

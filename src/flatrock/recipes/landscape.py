@@ -1,0 +1,242 @@
+"""Run -> landscape: measure one around a checkpoint, resumably, and store it beside the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatrock.attacks.catalog import describe
+from flatrock.core.errors import ConfigError
+from flatrock.core.files import json_text, write_atomic
+from flatrock.core.progress import Progress, Silent
+from flatrock.core.provenance import VERSION, birth_certificate
+from flatrock.core.rng import Seed
+from flatrock.core.tensorfile import digest
+from flatrock.core.threat import Threat
+from flatrock.data.catalog import load_data
+from flatrock.data.dataset import Dataset
+from flatrock.data.split import fair_subset, held_out_split
+from flatrock.diagnostics.grid import Axis
+from flatrock.diagnostics.input_landscape import walk_inputs
+from flatrock.diagnostics.landscape import moved
+from flatrock.diagnostics.ledger import Ledger
+from flatrock.diagnostics.probe import Probe
+from flatrock.diagnostics.surface import Array, Landscape
+from flatrock.diagnostics.weight_landscape import MIDDLE, place, walk_weights, weight_points
+from flatrock.evaluation.surrogate import weights_digest
+from flatrock.models.classifier import Classifier
+from flatrock.recipes.build import build_threat, check_fit
+from flatrock.recipes.landscape_plan import Plan
+from flatrock.recipes.restore import open_checkpoint, restored
+from flatrock.recipes.schema import Recipe
+from flatrock.recipes.surrogate import facts
+
+# Samples attacked together unless told otherwise; halved when memory does not hold them.
+CPU_BATCH, GPU_BATCH = 256, 2048
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint ready to be looked at: its network on the device, the samples, and the grid."""
+
+    path: Path
+    model: Classifier
+    recipe: Recipe
+    facts: dict[str, Any]
+    threat: Threat
+    data: Dataset
+    whole: int
+    axis: Axis
+    device: torch.device
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs on the device."""
+        return self.data.images(torch.arange(len(self.data))).to(self.device)
+
+
+def measure_landscape(
+    checkpoint: Path,
+    plan: Plan,
+    *,
+    data_folder: Path | None = None,
+    device: torch.device | str = "cpu",
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Landscape, Path]:
+    """The landscape around a checkpoint (or its epoch's images), and the file it is stored in.
+
+    Every finished point is on disk; with `resume` a measurement goes on from there, and a finished one is read.
+    """
+    listener = progress or Silent()
+    subject = _subject(checkpoint, plan, data_folder, torch.device(device))
+    target = checkpoint.with_name(f"{plan.stem(checkpoint.stem)}.json")
+    half = plan.precision == "half" or (plan.precision == "auto" and subject.device.type == "cuda")
+    size = plan.batch_size or (GPU_BATCH if subject.device.type == "cuda" else CPU_BATCH)
+    identity = _identity(subject, plan, size, half=half and plan.kind != "input")
+    if resume and target.is_file():
+        known = Landscape.from_json(target.read_text(), str(target))
+        if known.identity == json.loads(json_text(identity)):
+            return known, target
+    ledger = Ledger(target.with_suffix(".part"), identity, resume=resume)
+    begun, before = time.monotonic(), len(ledger)
+    total = _units(subject, plan)
+    listener.begin(f"{plan.kind} landscape of {checkpoint.parent.name}/{checkpoint.stem}", total, before)
+    try:
+        found = _walked(subject, plan, ledger, listener, size, half=half)
+    finally:
+        listener.end()
+    about = {"seconds": round(time.monotonic() - begun, 3), "measured": total - before, "points": total}
+    record = _certified(found, subject, plan, identity, about)
+    write_atomic(target, record.to_json().encode())
+    ledger.close()
+    return record, target
+
+
+def _subject(checkpoint: Path, plan: Plan, folder: Path | None, device: torch.device) -> Subject:
+    path, tensors, meta = open_checkpoint(checkpoint)
+    model, recipe = restored(path, tensors, meta)
+    whole = _part(recipe, plan.on or "", folder)
+    check_fit(model, whole)
+    data = fair_subset(whole, plan.images) if plan.ids is None else _chosen(whole, plan.ids)
+    threat = build_threat(recipe)
+    model.to(device)
+    if device.type == "cuda" and len(model.input_shape) == 3:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    axis = plan.axis(threat, whole.x[0].numel())
+    return Subject(path, model, recipe, facts(path, recipe, meta), threat, data, len(whole), axis, device)
+
+
+def _part(recipe: Recipe, on: str, folder: Path | None) -> Dataset:
+    """The samples the run was trained on, those it set aside, or its test set."""
+    if on == "test":
+        return load_data(recipe.data.name, "test", folder=folder, **recipe.data.options)
+    data = load_data(recipe.data.name, "train", folder=folder, **recipe.data.options)
+    if not recipe.data.held_out:
+        if on == "held_out":
+            raise ConfigError(f"recipe {recipe.name!r} sets no samples aside (data.held_out); look at train or test")
+        return fair_subset(data, recipe.data.limit)
+    split = held_out_split(data, size=recipe.data.held_out)
+    return split.held_out if on == "held_out" else fair_subset(split.train, recipe.data.limit)
+
+
+def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
+    """The samples with these ids, in this order."""
+    place_of = {int(i): at for at, i in enumerate(data.ids.tolist())}
+    missing = [i for i in ids if i not in place_of]
+    if missing or not ids:
+        few = ", ".join(map(str, sorted(place_of)[:3]))
+        raise ConfigError(f"{data.name!r} has no samples {missing} here; ids are such as {few} up to {max(place_of)}")
+    return data.subset(torch.tensor([place_of[i] for i in ids]))
+
+
+def _identity(subject: Subject, plan: Plan, batch_size: int, *, half: bool) -> dict[str, Any]:
+    """What must be the same for a measurement to go on."""
+    x, y = subject.data.images(torch.arange(len(subject.data))), subject.data.y
+    return {
+        "model": weights_digest(subject.model),
+        "data": digest({"x": x.cpu().contiguous(), "y": y.cpu()}, ""),
+        "plan": plan.described(),
+        "axis": list(subject.axis.values),
+        "threat": [subject.threat.norm, subject.threat.eps],
+        "flatrock": VERSION,
+        "batch_size": batch_size,
+        "precision": "bfloat16" if half else "float32",
+        "device": subject.device.type,
+    }
+
+
+def _units(subject: Subject, plan: Plan) -> int:
+    """Points of a weight landscape, rows of an input landscape."""
+    if plan.kind == "input":
+        return len(subject.data) * subject.axis.points
+    return weight_points(subject.axis, count=plan.directions or 1, dimensions=plan.dimensions)
+
+
+def _walked(
+    subject: Subject, plan: Plan, ledger: Ledger, progress: Progress, batch_size: int, *, half: bool
+) -> dict[str, Any]:
+    """Measure what is missing; the values, and what a reader must know beside them."""
+    model, y, ids = subject.model, subject.data.y.to(subject.device), subject.data.ids.to(subject.device)
+    seed = Seed(plan.seed).child("landscape")
+    if plan.kind == "input":
+        gen = seed.child("signs").samples(ids)
+        walk_inputs(model, subject.x, y, subject.axis, gen=gen, batch_size=batch_size, ledger=ledger, progress=progress)
+        return {"values": _input_values(ledger, len(y), subject.axis), "samples": _samples(subject.data)}
+    attack = plan.made_attack()
+    probe = Probe(
+        model,
+        subject.x,
+        y,
+        ids=ids,
+        threat=subject.threat,
+        attack=attack,
+        seed=seed.child("attack"),
+        batch_size=batch_size,
+        half=half,
+    )
+    count = plan.directions or 1
+    walk_weights(
+        model, probe, subject.axis, count=count, dimensions=plan.dimensions, seed=seed, ledger=ledger, progress=progress
+    )
+    return {
+        "values": _weight_values(ledger, count, plan.dimensions, subject.axis),
+        "attack": {} if attack is None else {"name": plan.attack, **describe(attack, subject.threat)},
+        "moved": moved(model),
+    }
+
+
+def _weight_values(ledger: Ledger, count: int, dimensions: int, axis: Axis) -> dict[str, Array]:
+    shape = (count, *[axis.points] * dimensions)
+    values = {name: np.empty(shape) for name in ledger.get(MIDDLE) or {}}
+    for at in np.ndindex(*shape):
+        middle = all(i == axis.middle for i in at[1:])
+        for name, value in (ledger.get(MIDDLE if middle else place(*at)) or {}).items():
+            values[name][at] = np.nan if value is None else value
+    return values
+
+
+def _input_values(ledger: Ledger, count: int, axis: Axis) -> dict[str, Array]:
+    rows = [[ledger.get(f"{k}/{i}") or {} for i in range(axis.points)] for k in range(count)]
+    names = ("loss", "accuracy")
+    return {name: np.array([[row[name] for row in image] for image in rows], dtype=np.float64) for name in names}
+
+
+def _samples(data: Dataset) -> tuple[dict[str, Any], ...]:
+    """Which images these are."""
+    names = data.class_names or tuple(map(str, range(data.num_classes)))
+    return tuple({"id": i, "class": names[label]} for i, label in zip(data.ids.tolist(), data.y.tolist(), strict=True))
+
+
+def _certified(
+    found: dict[str, Any], subject: Subject, plan: Plan, identity: dict[str, Any], about: dict[str, Any]
+) -> Landscape:
+    """The record with its birth certificate."""
+    certificate = birth_certificate(
+        device=subject.device,
+        seed=plan.seed,
+        run=subject.path.parent.name,
+        **subject.facts,
+        train_seed=subject.recipe.seed,
+        data=f"{subject.data.name} {(plan.on or '').replace('_', '-')}, {len(subject.data)} of {subject.whole} samples",
+        precision=identity["precision"],
+        batch_size=identity["batch_size"],
+        **about,
+    )
+    return Landscape(
+        kind=plan.kind,
+        axis=subject.axis.values,
+        threat={"norm": subject.threat.norm, "eps": subject.threat.eps},
+        identity=identity,
+        marks=subject.model.marks,
+        provenance=certificate,
+        **found,
+    )

@@ -1,0 +1,99 @@
+"""What a landscape is asked for: its kind, grid, directions, samples, attack and seed, checked before any work."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flatrock.attacks.catalog import parse_attack
+from flatrock.core.errors import ConfigError
+from flatrock.core.options import choose, count
+from flatrock.core.threat import Threat
+from flatrock.core.types import Attack
+from flatrock.diagnostics.grid import Axis
+from flatrock.diagnostics.surface import KINDS
+
+PARTS = ("train", "held_out", "test")
+PRECISIONS = ("auto", "full", "half")
+NO_ATTACK = "none"
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "weight-1d": {"points": 21, "span": 1.0, "directions": 10, "on": "train", "images": 1000, "attack": "pgd-10"},
+    "weight-2d": {"points": 21, "span": 1.0, "directions": 1, "on": "train", "images": 1000, "attack": "pgd-10"},
+    "input": {"points": 41, "on": "test", "images": 4},
+}
+# What only some kinds heed.
+FOREIGN = {"weight-1d": ("ids",), "weight-2d": ("ids",), "input": ("directions", "attack")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A landscape to measure; what is left out has the kind's default.
+
+    `directions` are directions, or pairs of them for a surface; `images` how many samples of which part of the data
+    (`on`: train, held_out or test; equally many of each class); `ids` chooses the images of an input landscape by
+    their place in the file. `span`: the grid reaches from -span to span; an input landscape by default to the edge of
+    the recipe's threat. `attack` 'none' gives the landscape of the clean loss. `precision`: the attack computes in
+    bfloat16 on a GPU (auto), everywhere (half) or nowhere (full).
+    """
+
+    kind: str = "weight-1d"
+    points: int | None = None
+    span: float | None = None
+    directions: int | None = None
+    on: str | None = None
+    images: int | None = None
+    ids: tuple[int, ...] | None = None
+    attack: str | None = None
+    seed: int = 0
+    batch_size: int | None = None
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        choose("landscape", "kind", self.kind, KINDS)
+        for name in FOREIGN[self.kind]:
+            if getattr(self, name) is not None:
+                raise ConfigError(f"a {self.kind} landscape has no {name}, got {getattr(self, name)!r}; leave it out")
+        if self.ids is not None and self.images is not None:
+            raise ConfigError("images says how many and ids says which; keep one of them")
+        for name, value in DEFAULTS[self.kind].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        choose("landscape", "on", str(self.on), PARTS)
+        choose("landscape", "precision", self.precision, PRECISIONS)
+        for name in ("images", "directions", "batch_size"):
+            if getattr(self, name) is not None:
+                count("landscape", name, getattr(self, name), least=1)
+        Axis(points=self.points or 0, span=1.0 if self.span is None else self.span)
+        self.made_attack()
+
+    @property
+    def dimensions(self) -> int:
+        """1 for curves, 2 for surfaces."""
+        return KINDS[self.kind]
+
+    def made_attack(self) -> Attack | None:
+        """The attack configured, if there is one."""
+        return None if self.attack in (None, NO_ATTACK) else parse_attack(str(self.attack))[1]
+
+    def axis(self, threat: Threat, pixels: int) -> Axis:
+        """The grid. An input step of size a moves every pixel by a: that is a in Linf, a sqrt(pixels) in L2."""
+        edge = threat.eps if threat.norm == "linf" else threat.eps / pixels**0.5
+        span = edge if self.span is None else self.span
+        if span == 0:
+            raise ConfigError("the threat has eps 0, so its edge is no grid; say how far with span")
+        return Axis(points=self.points or 0, span=span)
+
+    def described(self) -> dict[str, Any]:
+        """Plain values, without what does not change the question."""
+        kept = {k: v for k, v in asdict(self).items() if k not in ("batch_size", "precision")}
+        return {**kept, "ids": None if self.ids is None else list(self.ids)}
+
+    def stem(self, checkpoint: str) -> str:
+        """The name of its files beside a checkpoint: what tells one landscape of it from another."""
+        which = f"{self.on}{self.images}" if self.ids is None else f"{self.on}-" + "+".join(map(str, self.ids))[:40]
+        words = [f"landscape-{checkpoint}-{self.kind}", which, f"p{self.points}"]
+        if self.span not in (None, 1.0):
+            words.append(f"span{self.span:g}")
+        if self.kind != "input":
+            words += [f"d{self.directions}", str(self.attack).replace(":", "_").replace("/", "_")]
+        return "-".join([*words, f"seed{self.seed}"])

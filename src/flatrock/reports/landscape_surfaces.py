@@ -1,0 +1,90 @@
+"""Surfaces over two directions, of weights or of inputs, side by side and at one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flatrock.core.errors import ConfigError
+from flatrock.diagnostics.surface import Array, Landscape
+from flatrock.reports.landscape import caption, check_alike, labels
+from flatrock.reports.style import SURFACE, blank, finish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEVELS = 15
+
+
+def draw_surfaces(records: Sequence[Landscape], path: Path) -> Path:
+    """Relative surfaces |g(a, b) - g(0, 0)| of weight landscapes: in relief above, as contours below."""
+    check_alike(records)
+    shown = [(name, record, k) for name, record in zip(labels(records), records, strict=True) for k in _few(record)]
+    top = max(float(np.nanmax(np.abs(record.rise))) for record in records)
+    figure = blank(max(3.3 * len(shown) + 1.2, 5.2), 7.4)
+    grid = figure.add_gridspec(2, len(shown), height_ratios=(1.25, 1))
+    for column, (name, record, k) in enumerate(shown):
+        rise = np.abs(record.rise[k])
+        title = name if record.count == 1 else f"{name}, pair {k + 1}"
+        _relief(figure, grid[0, column], record.axis, rise, top, f"{title}\nloss {record.middle:.3f} in the middle")
+        axes = figure.add_subplot(grid[1, column])
+        drawn = _contours(axes, record.axis, rise, top)
+        axes.set_xlabel("second direction, filter norms", fontsize=9)
+        if column == 0:
+            axes.set_ylabel("first direction, filter norms", fontsize=9)
+    figure.colorbar(drawn, ax=figure.axes, shrink=0.6, label="|loss - loss in the middle|, nats")
+    return finish(figure, caption(records), path)
+
+
+def _few(record: Landscape) -> range:
+    return range(min(record.count, 3))
+
+
+def draw_inputs(records: Sequence[Landscape], path: Path) -> Path:
+    """Loss of each image (a row) in each network (a column); a white line is where the answer turns wrong."""
+    check_alike(records)
+    if len({tuple(s["id"] for s in record.samples) for record in records}) > 1:
+        raise ConfigError("input landscapes of different images are not drawn side by side; choose the same ids")
+    samples = records[0].samples
+    top = max(float(np.nanmax(record.loss)) for record in records)
+    figure = blank(max(3.0 * len(records) + 1.4, 5.2), 2.9 * len(samples) + 0.9)
+    grid = figure.subplots(len(samples), len(records), squeeze=False, sharex=True, sharey=True)
+    for column, (name, record) in enumerate(zip(labels(records), records, strict=True)):
+        for row, sample in enumerate(samples):
+            axes = grid[row][column]
+            drawn = _contours(axes, record.axis, record.loss[row], top)
+            right = record.values["accuracy"][row]
+            if 0 < right.mean() < 1:
+                axes.contour(record.axis, record.axis, right, levels=[0.5], colors="white", linewidths=1.4)
+            title = f"image {sample['id']}, class {sample['class']}"
+            axes.set_title(f"{name}\n{title}" if row == 0 else title, fontsize=9, loc="left")
+            if column == 0:
+                axes.set_ylabel("a, along sign(gradient)", fontsize=9)
+        grid[-1][column].set_xlabel("b, along random signs", fontsize=9)
+    figure.colorbar(drawn, ax=figure.axes, shrink=min(1.0, 1.6 / len(samples)), label="cross-entropy, nats")
+    text = "x + a sign(gradient) + b R, R random signs; pixel units of [0, 1]; white: the answer turns wrong. "
+    return finish(figure, text + caption(records), path)
+
+
+def _relief(figure: Figure, place: Any, axis: Sequence[float], surface: Array, top: float, title: str) -> None:
+    axes: Any = figure.add_subplot(place, projection="3d")
+    b, a = np.meshgrid(axis, axis)
+    axes.plot_surface(b, a, surface, cmap=SURFACE, vmin=0, vmax=top, rcount=60, ccount=60, linewidth=0)
+    axes.set_zlim(0, top)
+    axes.set_title(title, fontsize=9)
+    axes.tick_params(labelsize=7, pad=-2)
+    axes.view_init(elev=28, azim=-60)
+    axes.set_box_aspect((1, 1, 0.8))
+
+
+def _contours(axes: Any, axis: Sequence[float], surface: Array, top: float) -> Any:
+    levels = np.linspace(0, top, LEVELS + 1)
+    drawn = axes.contourf(axis, axis, surface, levels=levels, cmap=SURFACE, extend="neither")
+    axes.contour(axis, axis, surface, levels=levels[1:-1], colors="black", linewidths=0.3, alpha=0.5)
+    axes.plot(0, 0, "+", color="white", markersize=7)
+    axes.set_aspect("equal")
+    axes.tick_params(labelsize=8)
+    return drawn

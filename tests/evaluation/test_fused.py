@@ -1,0 +1,218 @@
+"""BatchNorm and ReLU as one operation: same function, same gradient, and when a network is left as it is."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.evaluation.fused import Affine, fused
+from flatrock.evaluation.replay import LARGEST, OFTEN, Replay
+from flatrock.models.catalog import create_model
+
+NETWORKS = ["preact_resnet18", "resnet18", "resnet20", "vgg16_bn", "mobilenet_v2", "digits_cnn", "moons_mlp"]
+
+
+def stirred(model: nn.Module) -> nn.Module:
+    """The network in eval mode, with statistics and affine parameters of BatchNorm drawn at random."""
+    generator = Seed(2).generator()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.weight, module.bias):
+                assert tensor is not None
+                tensor.data.normal_(generator=generator)
+            assert module.running_var is not None
+            module.running_var.uniform_(0.5, 2, generator=generator)
+    return model.eval().requires_grad_(False)
+
+
+def answer_and_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = x.clone().requires_grad_(True)
+    logits = model(leaf)
+    (grad,) = torch.autograd.grad(logits.square().sum(), leaf)
+    return logits.detach(), grad
+
+
+def norms_in(model: nn.Module) -> int:
+    return sum(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) for m in model.modules())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_compute_what_they_computed(name: str) -> None:
+    model = stirred(create_model(name, num_classes=4).double())
+    x = torch.rand(3, *model.input_shape, dtype=torch.float64, generator=Seed(1).generator())  # type: ignore[arg-type]
+    faster, plain = fused(copy.deepcopy(model))
+    for got, true in zip(answer_and_gradient(faster, x), answer_and_gradient(model, x), strict=True):
+        assert float((got - true).abs().max()) <= 1e-12 * float(true.abs().max())
+    assert plain
+    assert norms_in(faster) == 0
+    assert sum(isinstance(m, Affine) for m in faster.modules()) == norms_in(model)
+
+
+def test_every_relu_behind_a_batch_norm_is_fused() -> None:
+    faster, _ = fused(create_model("preact_resnet18", num_classes=10).eval())
+    assert [m.relu for m in faster.modules() if isinstance(m, Affine)] == 17 * [True]
+
+
+class ReadTwice(nn.Module):
+    """The BatchNorm's output is also read without the ReLU, and the same BatchNorm is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.norm(x)
+        return F.relu(self.norm(first)) + torch.relu(first) - first
+
+
+class Branching(nn.Module):
+    """Cannot be traced: what it does depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x)
+        return F.relu(out) if bool(x.sum() > -1e9) else out
+
+
+class Noisy(nn.Module):
+    """Makes a tensor of its own; tracing would freeze it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(x)) + torch.randn(4)
+
+
+class Moody(Noisy):
+    """Makes a number of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(x)) + random.random()
+
+
+class Bare(nn.Module):
+    """BatchNorms that keep no statistics, or no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without_statistics = nn.BatchNorm1d(4, track_running_stats=False)
+        self.without_weights = nn.BatchNorm1d(4, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.without_weights(F.relu(self.without_statistics(x)))
+        return out
+
+
+def batch() -> Tensor:
+    return torch.randn(6, 4, dtype=torch.float64, generator=Seed(1).generator())
+
+
+@pytest.mark.parametrize(
+    ("model", "plain", "left"), [(ReadTwice(), True, 0), (Branching(), False, 0), (Bare(), True, 1)], ids=str
+)
+def test_odd_networks_too(model: nn.Module, plain: bool, left: int) -> None:
+    model = model.double().eval()
+    if not isinstance(model, Bare):
+        stirred(model)
+    faster, is_plain = fused(copy.deepcopy(model))
+    for got, true in zip(answer_and_gradient(faster, batch()), answer_and_gradient(model, batch()), strict=True):
+        assert float((got - true).abs().max()) <= 1e-12 * float(true.abs().max())
+    assert is_plain == plain
+    assert norms_in(faster) == left
+
+
+@pytest.mark.parametrize("kind", [Noisy, Moody])
+def test_randomness_is_not_frozen(kind: type[nn.Module]) -> None:
+    faster, plain = fused(kind().double().eval())
+    with kept_global_rng(seed=Seed(3)):
+        assert not torch.equal(faster(batch()), faster(batch()))
+    assert not plain
+
+
+def test_hooks_are_not_lost() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()).double().eval()
+    model.register_forward_hook(lambda module, inputs, output: output + 1)
+    expected = model(batch())
+    faster, plain = fused(model)
+    assert torch.allclose(faster(batch()), expected, rtol=1e-12)
+    assert not plain
+
+
+def test_a_batch_norm_in_train_mode_stays() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()).double().train()
+    faster, _ = fused(copy.deepcopy(model))
+    assert torch.equal(faster(batch()), model(batch()))
+
+
+def test_half_precision_does_not_round_factor_and_shift() -> None:
+    model = stirred(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()))
+    faster, _ = fused(copy.deepcopy(model))
+    faster.half()
+    kinds = {t.dtype for m in faster.modules() if isinstance(m, Affine) for t in (m.scale, m.shift)}
+    assert kinds == {torch.float32}
+    assert faster(batch().half()).dtype == torch.float16
+
+
+def test_without_a_gpu_nothing_is_recorded() -> None:
+    calls: list[int] = []
+
+    def work(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return 2 * x
+
+    replay = Replay(work)
+    for _ in range(2 * OFTEN):
+        assert torch.equal(replay(batch()), 2 * batch())
+    assert calls == 2 * OFTEN * [6]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 5, 7, 2), (130, 70), (2, 64, 8, 8), (4097, 33)], ids=str)
+@pytest.mark.parametrize("relu", [True, False], ids=["relu", "affine"])
+def test_the_kernels_on_a_gpu(shape: tuple[int, ...], relu: bool) -> None:
+    x = torch.randn(*shape, generator=Seed(1).generator())
+    norm: nn.Module = nn.BatchNorm2d(shape[1]) if len(shape) == 4 else nn.BatchNorm1d(shape[1])
+    layer = Affine(stirred(norm), relu=relu)  # type: ignore[arg-type]
+    true, true_grad = answer_and_gradient(layer, x)
+    layer.scale, layer.shift = layer.scale.cuda(), layer.shift.cuda()
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 4e-3)):
+        got, grad = answer_and_gradient(layer, x.cuda().to(dtype))
+        assert got.dtype == grad.dtype == dtype
+        assert torch.allclose(got.cpu().float(), true, atol=tolerance, rtol=tolerance)
+        assert (grad.cpu().float() - true_grad).norm() <= 2 * tolerance * true_grad.norm()
+    x[0] = float("nan")
+    assert bool(torch.isnan(layer(x.cuda())[0]).all())
+
+
+@pytest.mark.gpu
+def test_recordings_say_what_the_network_says() -> None:
+    model = stirred(create_model("digits_cnn", num_classes=10)).cuda()
+    replay = Replay(model)
+    with torch.no_grad():
+        for size in [*range(1, 80), LARGEST, LARGEST + 1, 40, 40] * 2:
+            x = torch.rand(size, *model.input_shape, generator=Seed(size).generator()).cuda()  # type: ignore[misc]
+            assert torch.allclose(replay(x), model(x), atol=1e-5, rtol=1e-5)
+    assert replay._recorded
+
+
+@pytest.mark.gpu
+def test_a_network_that_cannot_be_recorded_runs_as_it_is() -> None:
+    def waits(x: Tensor) -> Tensor:
+        return x * float(x.sum().cpu() > -1e9)
+
+    replay = Replay(waits)
+    x = torch.rand(8, 4).cuda()
+    for _ in range(2 * OFTEN):
+        assert torch.equal(replay(x), x)
+    assert not replay._recorded
