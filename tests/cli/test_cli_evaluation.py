@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
+from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result as Evaluation
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
@@ -191,3 +193,94 @@ def test_a_model_of_ones_own_with_surrogate_and_gallery(
     assert typo.exit_code == 2
     assert "did you mean 'pgd'" in typo.output
     assert "eps: not given" in typo.output
+
+
+# Another threat than the recipe's
+
+
+def test_another_radius_and_norm_have_files_of_their_own(run_folder: Path) -> None:
+    asked = {(): 0.2, ("--eps", "0"): 0.0, ("--eps", "1/20"): 0.05, ("--norm", "l2", "--eps", "1/2"): 0.5}
+    files, robust = set(), {}
+    for words, eps in asked.items():
+        done = flatrock("eval", run_folder, "--attacks", "pgd-5", *words, *FEW)
+        result = result_of(done)
+        assert result.threat == {"norm": "l2" if "l2" in words else "linf", "eps": eps}
+        assert result.provenance.get("recipe_threat") == ({"norm": "linf", "eps": 0.2} if words else None)
+        assert ("(the recipe's: linf eps 0.2)" in done.output) == bool(words)
+        files.add(told(done, "wrote ")[0].name)
+        robust[eps] = result.robust
+    marks = ("", "-linf-0", "-linf-0.05", "-l2-0.5")
+    assert files == {f"result-best{mark}-pgd-5-n40-seed0.json" for mark in marks}
+    assert robust[0.0] == result.clean
+    assert robust[0.0] >= robust[0.05] > robust[0.2]
+
+
+def test_another_threat_never_takes_the_name_of_the_whole_evaluation(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("flatrock.recipes.evaluate.evaluate", lambda *words, **options: asked.append(options))
+    threats: list[dict[str, Any]] = [{}, {"eps": "1/5"}, {"norm": "linf"}, {"norm": "linf", "eps": 0.2}]
+    threats += [{"eps": 0.05}, {"norm": "l2", "eps": 0.2}]
+    for threat in threats:
+        evaluate_run(run_folder, journal=True, **threat)
+    wholes = [options["provenance"]["whole_plan"] for options in asked]
+    assert wholes == [True, True, True, True, False, False]
+    names = [options["journal"].name for options in asked]
+    assert names[:4] == ["result-best.part"] * 4
+    assert [name.split("-cw")[0] for name in names[4:]] == ["result-best-linf-0.05", "result-best-l2-0.2"]
+
+
+def test_threats_that_cannot_be_asked_about(run_folder: Path) -> None:
+    before = sorted(run_folder.iterdir())
+    for words, said in (
+        (("--norm", "l2"), "eps: not given; the recipe's 0.2 is a radius in linf, give one in l2"),
+        (("--norm", "l_2", "--eps", "1"), "did you mean 'l2'"),
+        (("--eps", "8"), "write 8/255, not 8"),
+        (("--eps", "4/0"), "eps: '4/0' divides by zero"),
+        (("--eps", "small"), "eps: expected a number or a fraction such as 8/255, got 'small'"),
+    ):
+        done = flatrock("eval", run_folder, *words, *FEW)
+        assert done.exit_code == 2, done.output
+        assert said in done.output
+    assert sorted(run_folder.iterdir()) == before
+
+
+def test_step_sizes_of_the_recipe_are_for_its_own_threat(
+    run_folder: Path, other_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sized = load_recipe("digits_at", {"evaluate": {"attacks": ["fgsm", "pgd-3:step_size=0.01"]}}).evaluate
+    real = evaluate_run.__globals__["restored"]
+
+    def other_steps(*words: object) -> object:
+        model, recipe = real(*words)
+        return model, recipe.model_copy(update={"evaluate": sized})
+
+    monkeypatch.setattr("flatrock.recipes.evaluate.restored", other_steps)
+    assert "pgd-3:step_size=0.01" in evaluate_run(run_folder, eps=0.2, limit=5).per_attack
+    with pytest.raises(ConfigError, match=r"attacks pgd-3:step_size=0.01 have step sizes for linf eps 0.2, not for"):
+        evaluate_run(run_folder, eps=0.01, limit=5)
+    result = evaluate_run(run_folder, eps=0.01, attacks=["pgd-2"], surrogate=other_run, limit=5)
+    assert list(result.per_attack) == ["pgd-2", "transfer-pgd-20", "transfer-cw-20"]
+    assert result.attacks["transfer-pgd-20"]["by"]["step_size"] == 0.01 / 4
+
+
+def test_an_evaluation_is_not_resumed_under_another_threat(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*more: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ("eval", run_folder, "--attacks", "pgd-7", *FEW, "--batch-size", "10", "--eps")
+    with monkeypatch.context() as patch:
+        patch.setattr("flatrock.cli.evaluate.TerminalProgress.advance", interrupt)
+        assert flatrock(*words, "0.05").exit_code == 130
+    other = result_of(flatrock(*words, "0.02", "--resume"))
+    assert other.threat["eps"] == 0.02
+    assert len(list(run_folder.glob("*.part"))) == 1, "the interrupted one is still there"
+    # Equal to six digits: the same file, but not the same question.
+    refused = flatrock(*words, "0.05000000001", "--resume")
+    assert refused.exit_code != 0
+    assert "(different: attacks, threat)" in refused.output
+    whole = evaluate_run(run_folder, attacks=["pgd-7"], eps=0.05, limit=40)
+    resumed = result_of(flatrock(*words, "0.05", "--resume"))
+    assert torch.equal(resumed.worst, whole.worst)
+    assert not list(run_folder.glob("*.part"))

@@ -53,8 +53,9 @@ def evaluate_run(
 ) -> Result:
     """Evaluate a trained model on its recipe's test set (a fair subset of it with `limit`).
 
-    `norm` and `eps` ask about another threat than the recipe's. With `journal` every finished batch is kept beside the checkpoint until `store_result`; `resume` goes on from it.
-    Inputs crafted on the `surrogate`, another run, are tried too. `on_data` is shown the test set before it begins.
+    `norm` and `eps` ask about another threat than the recipe's. With `journal` every finished batch is kept beside the
+    checkpoint until `store_result`; `resume` goes on from it. Inputs crafted on the
+    `surrogate`, another run, are tried too. `on_data` is shown the test set before it begins.
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
@@ -104,7 +105,11 @@ def _asked(own: Threat, norm: str | None, eps: float | str | None) -> Threat:
         raise ConfigError(
             f"eps: not given; the recipe's {own.eps:.4g} is a radius in {own.norm}, give one in {norm}, such as 128/255"
         )
-    return THREATS[norm or own.norm](own.eps if eps is None else number(eps))
+    try:
+        radius = own.eps if eps is None else number(eps)
+    except ConfigError as error:
+        raise ConfigError(f"eps: {error}") from error
+    return THREATS[norm or own.norm](radius)
 
 
 def _listed(recipe: Recipe, own: Threat, threat: Threat) -> Sequence[Spec]:
@@ -147,5 +152,5 @@ def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: in
     if about["whole_plan"]:
         return name
     attacks = re.sub(r"[^\w.=-]+", "_", "+".join(names))[:80]
-    radius = f"-{threat.norm}{threat.eps:.6g}" if "recipe_threat" in about else ""
+    radius = f"-{threat.norm}-{threat.eps:.6g}" if "recipe_threat" in about else ""
     return f"{name}{radius}-{attacks}-n{samples}-seed{seed}{surrogate_mark(about)}"
