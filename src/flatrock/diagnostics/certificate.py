@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatrock.core.errors import StateError
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import json_text
 from flatrock.diagnostics.smoothing import ABSTAIN, Smoothing, certified_radii, predictions
 
@@ -134,7 +134,7 @@ class Certificate:
             )
             stated = [*d["radii"], d["accuracy"], d["abstained"], d["largest"]]
             follows = [*found.radii.tolist(), *found._stated().values()]
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+        except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
             raise StateError(f"{where} is not a flatrock certificate ({error}); certify again") from error
         # Quantiles of another scipy may differ in the last digits.
         if len(stated) != len(follows) or any(abs(a - b) > 1e-6 for a, b in zip(stated, follows, strict=True)):
@@ -148,7 +148,9 @@ class Certificate:
         for i in range(self.samples):
             idx, label, answer = int(self.ids[i]), int(self.labels[i]), int(answers[i])
             radius, seconds = float(self.radii[i]), float(self.seconds[i])
-            lines.append(f"{idx}\t{label}\t{answer}\t{radius:.5f}\t{int(answer == label)}\t{timedelta(seconds=seconds)}")
+            lines.append(
+                f"{idx}\t{label}\t{answer}\t{radius:.5f}\t{int(answer == label)}\t{timedelta(seconds=seconds)}"
+            )
         return "\n".join(lines) + "\n"
 
 

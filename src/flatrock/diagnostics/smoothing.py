@@ -38,7 +38,8 @@ def lower_bound(k: Tensor, n: int, alpha: float) -> Tensor:
 
 def certified_radii(k: Tensor, n: int, *, sigma: float, alpha: float) -> Tensor:
     """sigma * Phi^-1(p) with p the lower bound; 0 where p <= 1/2 proves nothing."""
-    return sigma * torch.special.ndtri(lower_bound(k, n, alpha).clamp_min(0.5))
+    quantile: Tensor = torch.special.ndtri(lower_bound(k, n, alpha).clamp_min(0.5))
+    return sigma * quantile
 
 
 def predictions(counts: Tensor, alpha: float) -> Tensor:
@@ -47,12 +48,12 @@ def predictions(counts: Tensor, alpha: float) -> Tensor:
     It abstains if a fair coin could have decided between the two classes with most votes: if their split has a
     two-sided binomial p-value above alpha. An answer that is not g(x) has probability at most alpha.
     """
-    from scipy.special import bdtrc
+    from scipy.special import betainc
 
-    most = counts.topk(2, dim=1)
-    first, second = (most.values[:, i].double().cpu().numpy() for i in (0, 1))
-    p_value = torch.as_tensor(2 * bdtrc(first - 1, first + second, 0.5))
-    return torch.where((p_value <= alpha) & (most.values[:, 0].cpu() > 0), most.indices[:, 0].cpu(), ABSTAIN)
+    most = counts.cpu().topk(2, dim=1)
+    first, second = (most.values[:, i].double().numpy() for i in (0, 1))
+    tail = betainc(first.clip(min=1), second + 1, 0.5)  # of a fair coin: `first` heads or more
+    return torch.where((torch.as_tensor(2 * tail) <= alpha) & (most.values[:, 0] > 0), most.indices[:, 0], ABSTAIN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,28 +147,41 @@ class Voter:
 
         An answer that is not finite is no vote, so the sum may be less than n. `progress` is told of draws done.
         """
-        counts, done = torch.zeros(0, dtype=torch.int64), 0
+        counts, done = torch.zeros((), dtype=torch.int64), 0
         while done < n:
-            count = min(self.batch_size, n - done)
+            found = self._fitting(x, done, n, seed)
+            counts = counts + found.votes
+            done += found.draws
+            progress(found.draws)
+        return counts
+
+    def _fitting(self, x: Tensor, first: int, last: int, seed: Seed) -> _Counted:
+        """The next batch of draws; where memory is short half of it, from then on."""
+        while True:
+            count = min(self.batch_size, last - first)
             try:
-                found = self._batch(x, done, count, seed)
+                return _Counted(self._batch(x, first, count, seed), count)
             except torch.OutOfMemoryError:
                 if count == 1:
                     raise
-                if x.is_cuda:
-                    torch.cuda.empty_cache()
-                self.batch_size = count // 2
-                continue
-            counts = found if done == 0 else counts + found
-            done += count
-            progress(count)
-        return counts
+            # Outside the handler: what the failed pass had allocated is free by now.
+            self.batch_size = count // 2
+            if x.is_cuda:
+                torch.cuda.empty_cache()
 
     def _batch(self, x: Tensor, first: int, count: int, seed: Seed) -> Tensor:
         with torch.no_grad():
             logits: Tensor = self.model(x + self.sigma * noise(x, first, count, seed))
             answers = logits.argmax(1)[torch.isfinite(logits).all(1)]
             return torch.bincount(answers, minlength=logits.shape[1]).cpu()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Votes by class of some draws."""
+
+    votes: Tensor
+    draws: int
 
 
 class Smoothed(nn.Module):
@@ -189,4 +203,4 @@ class Smoothed(nn.Module):
         """Logarithms of mean class probabilities [n, classes]."""
         copies = (x[None] + self.shifts[:, None].to(x)).flatten(0, 1)
         shares: Tensor = self.model(copies).log_softmax(1)
-        return shares.unflatten(0, (len(self.shifts), len(x))).logsumexp(0) - math.log(len(self.shifts))
+        return shares.reshape(len(self.shifts), len(x), -1).logsumexp(0) - math.log(len(self.shifts))

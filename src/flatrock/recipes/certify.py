@@ -1,0 +1,131 @@
+"""Run -> certificate: smooth a checkpoint, certify it on its recipe's test set, resumably, and store what is proved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import prod, sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatrock.attacks.gaussian import Gaussian
+from flatrock.core.errors import DataError
+from flatrock.core.files import write_atomic
+from flatrock.core.progress import Progress
+from flatrock.core.provenance import VERSION, birth_certificate
+from flatrock.core.tensorfile import digest
+from flatrock.data.catalog import load_data
+from flatrock.data.split import fair_subset
+from flatrock.diagnostics.certificate import Certificate
+from flatrock.diagnostics.certify import certify
+from flatrock.diagnostics.ledger import Ledger
+from flatrock.diagnostics.smoothing import Smoothing
+from flatrock.evaluation.surrogate import weights_digest
+from flatrock.models.classifier import Classifier
+from flatrock.recipes.build import check_fit
+from flatrock.recipes.restore import open_checkpoint, restored
+from flatrock.recipes.schema import Recipe
+from flatrock.recipes.surrogate import Source, facts
+
+
+def certify_run(
+    source: Source,
+    smoothing: Smoothing,
+    *,
+    which: str = "auto",
+    radii: Sequence[float] = (),
+    linf_eps: Sequence[float] = (),
+    limit: int | None = None,
+    batch_size: int | None = None,
+    resume: bool = False,
+    data_folder: Path | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Certificate, Path]:
+    """Certify a trained model on its recipe's test set (a fair subset of it with `limit`); also the file it is in.
+
+    L2 `radii` and `linf_eps` that are wanted are refused before any work if these numbers of votes cannot reach them.
+    Every finished sample is on disk; `resume` goes on from there, and reads a certificate that is finished.
+    """
+    path, tensors, meta = open_checkpoint(source, which)
+    model, recipe = restored(path, tensors, meta)
+    _check_wanted(smoothing, radii, linf_eps, prod(model.input_shape))
+    whole = load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
+    check_fit(model, whole)
+    if list(whole.class_names) != meta["class_names"]:
+        raise DataError(f"the test data have classes {list(whole.class_names)}, the model has {meta['class_names']}")
+    test = fair_subset(whole, limit)
+    x = test.images(torch.arange(len(test)))
+    target = path.with_name(f"{_stem(path, smoothing, len(test), seed)}.json")
+    identity = _identity(model, {"x": x, "y": test.y, "ids": test.ids}, smoothing, seed)
+    if resume and (known := _finished(target, identity)):
+        return known, target
+    about = {
+        **birth_certificate(device=device, seed=seed, **facts(path, recipe, meta), train_seed=recipe.seed),
+        "data": f"{test.name} test, {len(test)} of {len(whole)} samples",
+        "trained_with": _training_noise(recipe),
+        "asked": identity,
+    }
+    ledger = Ledger(target.with_suffix(".part"), identity, resume=resume)
+    found = certify(
+        model.to(device),
+        x,
+        test.y,
+        smoothing,
+        ids=test.ids,
+        batch_size=batch_size,
+        seed=seed,
+        ledger=ledger,
+        progress=progress,
+        marks=model.marks,
+        provenance=about,
+    )
+    write_atomic(target.with_suffix(".tsv"), found.to_tsv().encode())
+    write_atomic(target, found.to_json().encode())
+    ledger.close()
+    return found, target
+
+
+def _check_wanted(smoothing: Smoothing, radii: Sequence[float], linf_eps: Sequence[float], dimension: int) -> None:
+    for radius in radii:
+        smoothing.check_radius(radius)
+    for eps in linf_eps:
+        radius = eps * sqrt(dimension)
+        smoothing.check_radius(
+            radius, f"Linf {eps:g} = {255 * eps:.3g}/255 (radius {radius:.5f} in {dimension} dimensions)"
+        )
+
+
+def _stem(path: Path, smoothing: Smoothing, samples: int, seed: int) -> str:
+    """Everything that makes another certificate is in its name."""
+    s = smoothing
+    return f"certificate-{path.stem}-sigma{s.sigma:g}-n{s.n0}+{s.n}-alpha{s.alpha:g}-samples{samples}-seed{seed}"
+
+
+def _identity(model: Classifier, data: Mapping[str, Tensor], smoothing: Smoothing, seed: int) -> dict[str, Any]:
+    """What must be the same for a certification to go on."""
+    return {
+        "model": weights_digest(model),
+        "data": digest({name: t.cpu().contiguous() for name, t in data.items()}, ""),
+        **asdict(smoothing),
+        "seed": seed,
+        "flatrock": VERSION,
+    }
+
+
+def _finished(target: Path, identity: Mapping[str, Any]) -> Certificate | None:
+    if not target.is_file():
+        return None
+    known = Certificate.from_json(target.read_text(), str(target))
+    return known if known.provenance.get("asked") == identity else None
+
+
+def _training_noise(recipe: Recipe) -> float | None:
+    """The sigma of the noise a run was trained on; None without."""
+    if recipe.attack.name != "gaussian":
+        return None
+    return Gaussian(**recipe.attack.options).sigma
