@@ -1,15 +1,18 @@
 """AutoAttack beside the official implementation (pyautoattack): same model, same images, verdicts and times.
 
     python benchmarks/autoattack_peer.py --run runs/digits_at --run runs/digits_standard --images 200
-    python benchmarks/autoattack_peer.py --run runs/cifar10_at_fast --images 1000 --device cuda --out peer.json
+    python benchmarks/autoattack_peer.py --run runs/cifar10_at_fast --images 10000 --images 1000 --device cuda \
+        --out peer.json
 
 Both run the standard plan, one after the other in one process. Times are wall clock, ours with everything in it
-(half-precision twin, compilation, checks, verdicts). The peer runs at its usual batch size of 250.
+(half-precision twin, checks, verdicts). The peer runs at its usual batch size of 250. The file is written anew after
+each comparison.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import re
@@ -51,6 +54,7 @@ class _Log(logging.Handler):
             total = float(found[3])
             self.rows[found[1].lower()] = {"accuracy": float(found[2]) / 100, "seconds": total - self._before}
             self._before = total
+            say(f"  pyautoattack after {total:.0f} s: {found[1]} {found[2]} %")
 
 
 def peer(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, device: torch.device, seed: int) -> dict[str, Any]:
@@ -95,12 +99,12 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def compare(run: Path, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def compare(run: Path, images: int | None, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Both on one run; printed as they come."""
     path, tensors, meta = open_checkpoint(run)
     model, recipe = restored(path, tensors, meta)
     whole = load_data(recipe.data.name, "test", folder=options.data_dir, **recipe.data.options)
-    data = fair_subset(whole, options.images)
+    data = fair_subset(whole, images)
     x, y = data.images(torch.arange(len(data))), data.y
     threat = build_threat(recipe)
     model = model.to(device).eval()
@@ -134,7 +138,7 @@ def main() -> None:
     """Compare on every run given, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, action="append", required=True)
-    parser.add_argument("--images", type=int)
+    parser.add_argument("--images", type=int, action="append")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--data-dir", type=Path)
@@ -144,10 +148,13 @@ def main() -> None:
     device = pick_device(options.device)
     if device.type == "cpu":
         torch.set_num_threads(1)
-    found = {run.name: compare(run, options, device) for run in options.run}
-    if options.out:
-        certificate = birth_certificate(device=device, seed=options.seed, command="benchmarks/autoattack_peer.py")
-        write_atomic(options.out, (json.dumps({"runs": found, "provenance": certificate}, indent=1) + "\n").encode())
+    certificate = birth_certificate(device=device, seed=options.seed, command="benchmarks/autoattack_peer.py")
+    found: dict[str, Any] = {}
+    for run, images in itertools.product(options.run, options.images or [None]):
+        found[run.name if images is None else f"{run.name}, {images} images"] = compare(run, images, options, device)
+        if options.out:
+            content = json.dumps({"runs": found, "provenance": certificate}, indent=1) + "\n"
+            write_atomic(options.out, content.encode())
 
 
 if __name__ == "__main__":

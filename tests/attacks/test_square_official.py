@@ -15,7 +15,7 @@ from flatrock.attacks.catalog import attack
 from flatrock.attacks.losses import margin
 from flatrock.attacks.square import BLOCK, search, squares_for
 from flatrock.attacks.square_l2 import eta, nested
-from flatrock.attacks.square_windows import fraction, side_length, signs, window
+from flatrock.attacks.square_windows import LinfSquares, fraction, side_length, signs, window
 from flatrock.core.rng import SampleGen, Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf, Threat
 
@@ -76,6 +76,19 @@ def test_windows_reach_every_place_alike(side: int, height: int, width: int) -> 
     assert corners.unique(return_counts=True)[1].unique().tolist() == [16]
     last = window(torch.full((1, 2), 1 - 2.0**-24, dtype=torch.float64), side, height, width)
     assert bool(last.inside[0, 0, -1, -1])
+
+
+def test_a_block_of_proposals_paints_one_window_after_the_other() -> None:
+    """Windows of several sizes, computed together, are those `window` gives one by one."""
+    gen = Seed(5).generator()
+    x, best = (torch.rand(6, 3, 7, 9, generator=gen) for _ in range(2))
+    u = torch.rand(6, 5, 5, generator=gen, dtype=torch.float64)
+    fractions = [0.8, 0.4, 0.2, 0.05, 0.001]
+    propose = LinfSquares(0.1).proposals(x, u, fractions)
+    for i, p in enumerate(fractions):
+        inside = window(u[:, i, :2], side_length(p, 7, 9, "linf"), 7, 9).inside
+        painted = (x + 0.1 * signs(u[:, i, 2:, None, None], x)).clamp(0, 1)
+        assert torch.equal(propose(i, best), torch.where(inside, painted, best))
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 5, 6, 9, 21, 45])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import operator
 import random
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from flatrock.core.rng import Seed, kept_global_rng
-from flatrock.evaluation.fused import Affine, fused
+from flatrock.evaluation.fused import fused
+from flatrock.evaluation.fused_layers import Affine, PaddedConv
 from flatrock.evaluation.replay import LARGEST, OFTEN, Replay
 from flatrock.models.catalog import create_model
 
@@ -54,9 +57,15 @@ def test_networks_compute_what_they_computed(name: str) -> None:
     assert sum(isinstance(m, Affine) for m in faster.modules()) == norms_in(model)
 
 
-def test_every_relu_behind_a_batch_norm_is_fused() -> None:
+def test_sums_and_relus_around_a_batch_norm_are_fused() -> None:
     faster, _ = fused(create_model("preact_resnet18", num_classes=10).eval())
-    assert [m.relu for m in faster.modules() if isinstance(m, Affine)] == 17 * [True]
+    layers = [m for m in faster.modules() if isinstance(m, Affine)]
+    assert [m.relu for m in layers] == 17 * [True]
+    assert sum(m.keep for m in layers) == 4, "of eight sums four are read again by an identity shortcut"
+    assert isinstance(faster, fx.GraphModule)
+    left = {n.target for n in faster.graph.nodes if n.op == "call_function"}
+    assert not left & {operator.add, F.relu}
+    assert sum(isinstance(m, PaddedConv) for m in faster.modules()) == 1, "the first convolution has 3 channels"
 
 
 class ReadTwice(nn.Module):
@@ -69,6 +78,23 @@ class ReadTwice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = self.norm(x)
         return F.relu(self.norm(first)) + torch.relu(first) - first
+
+
+class Sums(nn.Module):
+    """Sums before a BatchNorm: of different shapes, in place, read again before and after, and with a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm(x + x.mean(0, keepdim=True)))
+        out = out + self.norm(x.mean(0, keepdim=True) + out)
+        early = x * 2
+        early += out
+        total = self.norm(early) + x
+        before = total.tanh()
+        return F.relu(self.norm(total)) + before + total + self.norm(total) + self.norm(total + 1)
 
 
 class Branching(nn.Module):
@@ -119,7 +145,9 @@ def batch() -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("model", "plain", "left"), [(ReadTwice(), True, 0), (Branching(), False, 0), (Bare(), True, 1)], ids=str
+    ("model", "plain", "left"),
+    [(ReadTwice(), True, 0), (Sums(), True, 0), (Branching(), False, 0), (Bare(), True, 1)],
+    ids=str,
 )
 def test_odd_networks_too(model: nn.Module, plain: bool, left: int) -> None:
     model = model.double().eval()
@@ -177,22 +205,42 @@ def test_without_a_gpu_nothing_is_recorded() -> None:
     assert calls == 2 * OFTEN * [6]
 
 
+@pytest.mark.parametrize("how", [{"stride": 2, "padding": 1}, {"bias": False}, {"dilation": 2}], ids=str)
+def test_padded_convolutions(how: dict[str, Any]) -> None:
+    conv = nn.Conv2d(3, 5, 3, **how).double()
+    x = torch.rand(2, 3, 9, 9, dtype=torch.float64, generator=Seed(1).generator())
+    padded = PaddedConv(conv)
+    assert padded.weight.shape == (5, 8, 3, 3)
+    assert torch.allclose(padded(x), conv(x), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(3, 5, 7, 2), (130, 70), (2, 64, 8, 8), (4097, 33)], ids=str)
 @pytest.mark.parametrize("relu", [True, False], ids=["relu", "affine"])
-def test_the_kernels_on_a_gpu(shape: tuple[int, ...], relu: bool) -> None:
-    x = torch.randn(*shape, generator=Seed(1).generator())
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("keep", [False, True], ids=["sum dropped", "sum kept"])
+def test_the_kernels_on_a_gpu(shape: tuple[int, ...], relu: bool, terms: int, keep: bool) -> None:
+    x = torch.randn(2, *shape, generator=Seed(1).generator())
     norm: nn.Module = nn.BatchNorm2d(shape[1]) if len(shape) == 4 else nn.BatchNorm1d(shape[1])
-    layer = Affine(stirred(norm), relu=relu)  # type: ignore[arg-type]
-    true, true_grad = answer_and_gradient(layer, x)
+    layer = Affine(stirred(norm), relu=relu, keep=keep)  # type: ignore[arg-type]
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_(True)
+        answers = layer(*(leaf[i] for i in range(terms)))
+        answers = answers if keep else (answers,)
+        (grad,) = torch.autograd.grad(sum(a.float().square().sum() for a in answers), leaf)
+        return torch.cat([a.detach().flatten() for a in answers]), grad
+
+    true, true_grad = both(x)
     layer.scale, layer.shift = layer.scale.cuda(), layer.shift.cuda()
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 4e-3)):
-        got, grad = answer_and_gradient(layer, x.cuda().to(dtype))
+        got, grad = both(x.cuda().to(dtype))
         assert got.dtype == grad.dtype == dtype
-        assert torch.allclose(got.cpu().float(), true, atol=tolerance, rtol=tolerance)
+        assert torch.allclose(got.cpu().float(), true, atol=4 * tolerance, rtol=tolerance)
         assert (grad.cpu().float() - true_grad).norm() <= 2 * tolerance * true_grad.norm()
-    x[0] = float("nan")
-    assert bool(torch.isnan(layer(x.cuda())[0]).all())
+    x[0, 0] = float("nan")
+    answer = layer(x[0].cuda())
+    assert bool(torch.isnan((answer[0] if keep else answer)[0]).all())
 
 
 @pytest.mark.gpu
@@ -216,3 +264,4 @@ def test_a_network_that_cannot_be_recorded_runs_as_it_is() -> None:
     for _ in range(2 * OFTEN):
         assert torch.equal(replay(x), x)
     assert not replay._recorded
+    assert torch.rand(3, device="cuda").shape == (3,), "the random generator is in order"

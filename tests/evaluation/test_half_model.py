@@ -207,6 +207,28 @@ def test_predictions_must_agree(changed: int, trusted: bool) -> None:
     assert note == ("float16, fused" if trusted else "half precision changes 3.0 % of its clean predictions")
 
 
+class Alias(nn.Module):
+    """Changes a tensor in place and reads it under another name: a trace misses that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.norm(x)
+        second = first
+        first += torch.flip(x, (1,)) * 9
+        return second
+
+
+def test_a_network_that_a_trace_gets_wrong_is_not_traced() -> None:
+    model, x = Alias().eval().requires_grad_(False), uniform(50, 4)
+    fast, note = half_model(model, x)
+    assert fast is not None
+    assert note == "float16"
+    assert float((fast(x) - model(x)).abs().max()) < 4 * HALF * float(model(x).abs().max())
+
+
 def test_an_evaluation_in_half_precision_finds_what_full_precision_finds(digits: Any, digits_model: nn.Module) -> None:
     x, y = digits.test_x[:60], digits.test_y[:60]
     half = evaluate(digits_model, x, y, Linf(0.1), attacks=["pgd-5"], precision="half")

@@ -21,8 +21,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 def best_other(logits: Tensor, y: Tensor) -> Tensor:
     """max_{k != y} z_k."""
-    mask = F.one_hot(y, logits.shape[1]).bool()
-    return logits.masked_fill(mask, -torch.inf).amax(1)
+    return logits.scatter(1, y[:, None], -torch.inf).amax(1)
 
 
 def true_logit(logits: Tensor, y: Tensor) -> Tensor:

@@ -64,8 +64,8 @@ class _Search:
 def look(model: Model, x: Tensor, y: Tensor, *, early_stop: bool) -> tuple[Tensor, Tensor]:
     """What the search climbs, max_{k != y} z_k - z_y (infinite without a finite answer), and who may leave."""
     logits = model(x)
-    score = margin(logits, y).masked_fill(~torch.isfinite(logits).all(1), torch.inf)
-    return score, safely_broken(logits, y) & early_stop
+    score = torch.where(logits.abs().amax(1) < torch.inf, margin(logits, y), torch.inf)
+    return score, safely_broken(logits, y) if early_stop else torch.zeros_like(y, dtype=torch.bool)
 
 
 def search(
@@ -96,8 +96,10 @@ def search(
             return found
         like = x.new_empty((len(state.x), BLOCK, squares.numbers(x)), dtype=torch.float64)
         u = state.gen.child("block", begin).uniform(like)
-        for i in range(begin, min(begin + BLOCK, queries - 1)):
-            tried = squares.propose(state.x, state.best, u[:, i - begin], fraction(i, p_init))
+        block = range(begin, min(begin + BLOCK, queries - 1))
+        propose = squares.proposals(state.x, u, [fraction(i, p_init) for i in block])
+        for i in range(len(block)):
+            tried = propose(i, state.best)
             state = state.after(tried, *look(model, tried, state.y, early_stop=early_stop))
     state.store(found)
     return found

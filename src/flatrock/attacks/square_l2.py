@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatrock.attacks.square_windows import Window, side_length, signs, window
+from flatrock.attacks.square_windows import Propose, Window, side_length, signs, window
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import TINY, Threat
 
@@ -77,8 +78,12 @@ class L2Squares:
         below, right = height - above - tiles.shape[2], width - left - tiles.shape[3]
         return self._on_sphere(x, F.pad(tiles, (left, right, above, below)))
 
-    def propose(self, x: Tensor, best: Tensor, u: Tensor, p: float) -> Tensor:
-        """The best point after one exchange between windows.
+    def proposals(self, x: Tensor, u: Tensor, fractions: Sequence[float]) -> Propose:
+        """The best point after one exchange between windows."""
+        return lambda i, best: self._exchanged(x, best, u[:, i], fractions[i])
+
+    def _exchanged(self, x: Tensor, best: Tensor, u: Tensor, p: float) -> Tensor:
+        """One proposal.
 
         With delta the change so far and W1, W2 the windows, each channel of delta inside W1 becomes
         unit(+-eta + unit(delta|W1)) * sqrt(max(eps^2 - ||delta||^2, 0) / c + ||delta|(W1 + W2)||^2).

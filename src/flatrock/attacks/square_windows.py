@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,10 @@ from flatrock.core.threat import L2
 BANDS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
 
+# Number of the proposal and the best point so far -> the point to try, inside ball and box.
+Propose = Callable[[int, Tensor], Tensor]
+
+
 class Squares(Protocol):
     """What a norm does: its random start, and its change of the best point inside a random window."""
 
@@ -30,8 +35,11 @@ class Squares(Protocol):
     def start(self, x: Tensor, gen: SampleGen) -> Tensor:
         """A random point on the boundary of the ball, clipped to the box."""
 
-    def propose(self, x: Tensor, best: Tensor, u: Tensor, p: float) -> Tensor:
-        """The best point with about a fraction p of it changed, inside ball and box."""
+    def proposals(self, x: Tensor, u: Tensor, fractions: Sequence[float]) -> Propose:
+        """Several proposals with the uniforms u [n, proposals, numbers], the i-th changing about fractions[i] of x.
+
+        What does not depend on the best point is computed for all of them at once.
+        """
 
 
 def fraction(proposal: int, p_init: float) -> float:
@@ -66,8 +74,14 @@ def window(u: Tensor, side: int, height: int, width: int) -> Window:
     return Window(rows, columns, in_rows[:, None, :, None] & in_columns[:, None, None, :])
 
 
-def _corner(u: Tensor, side: int, length: int) -> Tensor:
+def _corner(u: Tensor, side: int | Tensor, length: int) -> Tensor:
     return (u * (length - side + 1)).long()
+
+
+def _covered(u: Tensor, sides: Tensor, length: int) -> Tensor:
+    """Which of `length` rows or columns lie in the window: [n, windows, length] for u [n, windows]."""
+    beyond = torch.arange(length, device=u.device) - _corner(u, sides, length)[..., None]
+    return (beyond >= 0) & (beyond < sides[:, None])
 
 
 def signs(u: Tensor, like: Tensor) -> Tensor:
@@ -92,9 +106,18 @@ class LinfSquares:
         """x + eps * (one sign per channel and column)."""
         return (x + self.eps * signs(gen.uniform(x[:, :, :1]), x)).clamp(0, 1)
 
-    def propose(self, x: Tensor, best: Tensor, u: Tensor, p: float) -> Tensor:
+    def proposals(self, x: Tensor, u: Tensor, fractions: Sequence[float]) -> Propose:
         """The best point with one window repainted."""
         height, width = x.shape[-2:]
-        place = window(u[:, :2], side_length(p, height, width, "linf"), height, width)
-        painted = (x + self.eps * signs(u[:, 2:, None, None], x)).clamp(0, 1)
-        return torch.where(place.inside, painted, best)
+        sides = torch.tensor([side_length(p, height, width, "linf") for p in fractions], device=x.device)
+        places = u[:, : len(sides), :2]
+        rows = _covered(places[..., 0], sides.clamp_max(height), height)
+        columns = _covered(places[..., 1], sides, width)
+        up = u[:, :, 2:, None, None] >= 0.5
+        low, high = (x - self.eps).clamp(0, 1), (x + self.eps).clamp(0, 1)
+
+        def propose(i: int, best: Tensor) -> Tensor:
+            inside = rows[:, i, None, :, None] & columns[:, i, None, None, :]
+            return torch.where(inside, torch.where(up[:, i], high, low), best)
+
+        return propose

@@ -1,7 +1,11 @@
-"""max(x * scale + shift, 0) per channel and its derivative as Triton kernels; imported only beside a GPU.
+"""max((x + y) * scale + shift, 0) per channel and its derivative as Triton kernels; imported only beside a GPU.
 
 Tensors are seen as [rows, channels] with channels innermost. Arithmetic is float32 whatever the tensors hold.
 """
+
+# Triton reads the source of its kernels: annotations that mean nothing to it stay out.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -14,30 +18,44 @@ from torch import Tensor
 ROWS, CHANNELS = 64, 64
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _forward(x, scale, shift, out, rows, channels, relu: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+@triton.jit
+def _forward(
+    x, y, scale, shift, total, out, rows, channels, ADD: tl.constexpr, KEEP: tl.constexpr, RELU: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)
     channel = tl.program_id(1) * C + tl.arange(0, C)
     there = (row < rows)[:, None] & (channel < channels)[None, :]
     at = row[:, None] * channels + channel[None, :]
     a = tl.load(scale + channel, mask=channel < channels, other=0.0)
     b = tl.load(shift + channel, mask=channel < channels, other=0.0)
-    value = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
-    if relu:
+    value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(y + at, mask=there, other=0.0).to(tl.float32)
+    if KEEP:
+        tl.store(total + at, value.to(total.dtype.element_ty), mask=there)
+    value = value * a[None, :] + b[None, :]
+    if RELU:
         value = tl.where(value < 0, 0.0, value)  # a comparison, not a maximum: NaN stays NaN
     tl.store(out + at, value.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _backward(grad, out, scale, result, rows, channels, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+@triton.jit
+def _backward(
+    grad, out, scale, more, result, rows, channels, RELU: tl.constexpr, MORE: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)
     channel = tl.program_id(1) * C + tl.arange(0, C)
     there = (row < rows)[:, None] & (channel < channels)[None, :]
     at = row[:, None] * channels + channel[None, :]
     a = tl.load(scale + channel, mask=channel < channels, other=0.0)
     value = tl.load(grad + at, mask=there, other=0.0).to(tl.float32) * a[None, :]
-    open_ = tl.load(out + at, mask=there, other=0.0) > 0
-    tl.store(result + at, tl.where(open_, value, 0.0).to(result.dtype.element_ty), mask=there)
+    if RELU:
+        value = tl.where(tl.load(out + at, mask=there, other=0.0) > 0, value, 0.0)
+    if MORE:
+        value += tl.load(more + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(result + at, value.to(result.dtype.element_ty), mask=there)
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -45,25 +63,31 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
 
 
-def _grid(x: Tensor) -> tuple[int, int, tuple[int, int]]:
+def _shape(x: Tensor) -> tuple[int, int, tuple[int, int]]:
+    """Rows, channels, and the grid of programs."""
     channels = x.shape[1]
     rows = x.numel() // channels
     return rows, channels, (triton.cdiv(rows, ROWS), triton.cdiv(channels, CHANNELS))
 
 
-def affine(x: Tensor, scale: Tensor, shift: Tensor, *, relu: bool) -> Tensor:
-    """x * scale + shift per channel (axis 1), with negative values set to 0 if `relu`."""
+def affine(
+    x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, *, relu: bool, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """(x + y) * scale + shift per channel (axis 1), negative values set to 0 if `relu`; and x + y if `keep`."""
     x = _dense(x)
+    y = None if y is None else _dense(y)
     out = torch.empty_like(x)
-    rows, channels, grid = _grid(x)
-    _forward[grid](x, scale, shift, out, rows, channels, relu, ROWS, CHANNELS)
-    return out
+    total = torch.empty_like(x) if keep else None
+    rows, channels, grid = _shape(x)
+    _forward[grid](x, y, scale, shift, total, out, rows, channels, y is not None, keep, relu, ROWS, CHANNELS)
+    return out, total
 
 
-def affine_relu_backward(grad: Tensor, out: Tensor, scale: Tensor) -> Tensor:
-    """Gradient of the input: grad * scale where the output is positive."""
+def affine_backward(grad: Tensor, out: Tensor | None, scale: Tensor, more: Tensor | None) -> Tensor:
+    """Gradient of x and of y: grad * scale, where `out` (of a ReLU) is positive if given, plus `more`."""
     grad = _dense(grad)
+    more = None if more is None else _dense(more)
     result = torch.empty_like(grad)
-    rows, channels, grid = _grid(grad)
-    _backward[grid](grad, out, scale, result, rows, channels, ROWS, CHANNELS)
+    rows, channels, grid = _shape(grad)
+    _backward[grid](grad, out, scale, more, result, rows, channels, out is not None, more is not None, ROWS, CHANNELS)
     return result

@@ -63,9 +63,9 @@ class HalfModel(nn.Module):
     Passes without gradients are recorded and replayed where the network is known to be a plain sequence of operations.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, trace: bool = True) -> None:
         super().__init__()
-        inner, self.plain = fused(copy.deepcopy(model).eval())
+        inner, self.plain = fused(copy.deepcopy(model).eval(), trace=trace)
         inner = inner.half().requires_grad_(False)
         if any(p.dim() == 4 for p in inner.parameters()):
             inner = inner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -116,15 +116,18 @@ class Counted(nn.Module):
 
 def half_model(model: nn.Module, x: Tensor) -> tuple[HalfModel | None, str]:
     """The half-precision copy if it can be trusted on these inputs, and what it is or why there is none."""
-    try:
-        fast = HalfModel(model)
-        fault = _fault(fast, model, x)
-    except Exception as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else ""
-        return None, f"it does not run in half precision ({type(error).__name__}: {reason})"
-    if fault:
-        return None, fault
-    return fast, "float16, fused" if fast.plain else "float16"
+    fault = ""
+    for trace in (True, False):  # a trace may be another function than the network; then without
+        try:
+            fast = HalfModel(model, trace=trace)
+            fault = _fault(fast, model, x)
+        except Exception as error:
+            reason = str(error).splitlines()[0][:120] if str(error) else ""
+            fault = f"it does not run in half precision ({type(error).__name__}: {reason})"
+            continue
+        if not fault:
+            return fast, "float16, fused" if fast.plain else "float16"
+    return None, fault
 
 
 def _fault(fast: HalfModel, model: nn.Module, x: Tensor) -> str:

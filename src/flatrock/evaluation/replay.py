@@ -16,6 +16,8 @@ LARGEST = 1024
 MULTIPLE = 32
 # A size is recorded when it is met this often: recording costs a few passes.
 OFTEN = 8
+# Nothing is recorded where less than this share of the GPU's memory is free: recordings keep memory of their own.
+FREE = 0.1
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,36 @@ class Replay:
             self._seen[key] += 1
             if self._seen[key] < OFTEN:
                 return self._work(x)
-            try:
-                recording = self._recorded[key] = self._record(key, x)
-            except RuntimeError:  # an operation that waits for the GPU, or too little memory for a second pool
-                self._refused = True
+            tensor = torch.zeros(key, dtype=x.dtype, device=x.device)
+            self._refused = not self._rehearsed(tensor)
+            if self._refused:
                 return self._work(x)
+            recording = self._recorded[key] = self._record(tensor)
         recording.x[: x.shape[0]].copy_(x)
         recording.graph.replay()
         return recording.logits[: x.shape[0]].clone()
 
-    def _record(self, shape: tuple[int, ...], like: Tensor) -> _Recording:
-        x = torch.zeros(shape, dtype=like.dtype, device=like.device)
+    def _rehearsed(self, x: Tensor) -> bool:
+        """Whether a pass of this size ran without waiting for the GPU, which a recording cannot, and memory is left.
+
+        A recording that breaks off would leave torch's random generator unusable, so it is not simply tried.
+        """
+        before = torch.cuda.get_sync_debug_mode()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries choose and allocate on the first call of a shape
-            self._work(x)
-        torch.cuda.current_stream().wait_stream(side)
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            with torch.cuda.stream(side):  # libraries choose and allocate on the first call of a shape
+                self._work(x)
+        except RuntimeError:
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.current_stream().wait_stream(side)
+        free, total = torch.cuda.mem_get_info()
+        return free > FREE * total
+
+    def _record(self, x: Tensor) -> _Recording:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits = self._work(x)

@@ -1,0 +1,112 @@
+"""Layers that do in one pass over memory what several layers of a network in eval mode do."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# Tensor cores take channels in groups of this many.
+GROUP = 8
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _like(values: Tensor, x: Tensor) -> Tensor:
+    """One value per channel (axis 1), to be combined with x."""
+    return values.reshape(-1, *[1] * (x.dim() - 2))
+
+
+class _Kernel(torch.autograd.Function):
+    """The Triton kernels; the mask of the ReLU is read off the output, which lives on as the next layer's input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, relu: bool, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        from flatrock.evaluation.affine_triton import affine
+
+        out, total = affine(x, y, scale, shift, relu=relu, keep=keep)
+        ctx.save_for_backward(scale, out if relu else None)
+        ctx.two = y is not None
+        ctx.set_materialize_grads(False)
+        return out, total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        from flatrock.evaluation.affine_triton import affine_backward
+
+        scale, out = ctx.saved_tensors
+        grad, more = grads
+        result = more if grad is None else affine_backward(grad, out, scale, more)
+        return result, result if ctx.two else None, None, None, None, None
+
+
+class Affine(nn.Module):
+    """(x + y) * scale + shift per channel, then ReLU if asked for: a BatchNorm with fixed statistics, behind a sum.
+
+    scale = weight / sqrt(var + eps), shift = bias - mean * scale. Both are plain attributes, not buffers: rounding
+    the network to half precision must not round them. With `keep` the sum x + y is returned too.
+    """
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, *, relu: bool = False, keep: bool = False) -> None:
+        super().__init__()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        scale = (norm.running_var.detach().double() + norm.eps).rsqrt()
+        if norm.weight is not None:
+            scale = scale * norm.weight.detach().double()
+        shift = -norm.running_mean.detach().double() * scale
+        if norm.bias is not None:
+            shift = shift + norm.bias.detach().double()
+        # Reduced precision never gets below float32 here, and double stays double.
+        kind = torch.promote_types(norm.running_var.dtype, torch.float32)
+        self.scale, self.shift = scale.to(kind), shift.to(kind)
+        self.relu, self.keep = relu, keep
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """In float32 or better; the results have the dtype of x."""
+        if x.is_cuda and x.dim() in (2, 4) and _has_triton() and (y is None or y.shape == x.shape):
+            out, total = _Kernel.apply(x, y, self.scale, self.shift, self.relu, self.keep)  # type: ignore[no-untyped-call]
+        else:
+            total = x if y is None else x + y
+            out = (total * _like(self.scale, total) + _like(self.shift, total)).to(total.dtype)
+            out = F.relu(out) if self.relu else out
+        return (out, total) if self.keep else out
+
+
+class PaddedConv(nn.Module):
+    """A convolution of few channels with zero channels beside them: tensor cores want groups of 8."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.missing = -conv.in_channels % GROUP
+        self.weight = nn.Parameter(F.pad(conv.weight.detach(), (0, 0, 0, 0, 0, self.missing)))
+        self.bias = None if conv.bias is None else nn.Parameter(conv.bias.detach())
+        self.how: dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the convolution gives."""
+        return F.conv2d(F.pad(x, (0, 0, 0, 0, 0, self.missing)), self.weight, self.bias, **self.how)
+
+
+def fixed(module: nn.Module) -> bool:
+    """A BatchNorm that uses its running statistics."""
+    return isinstance(module, NORMS) and module.running_mean is not None and not module.training
+
+
+def narrow(module: nn.Module) -> bool:
+    """A convolution that `PaddedConv` can stand in for, with too few channels for tensor cores."""
+    return type(module) is nn.Conv2d and module.in_channels < GROUP and module.groups == 1 and _zeros(module)
+
+
+def _zeros(conv: nn.Conv2d) -> bool:
+    return conv.padding_mode == "zeros"
