@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatrock.attacks.losses import margin
 from flatrock.attacks.pgd import classified_right
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.progress import Progress
@@ -43,7 +45,7 @@ def walk_inputs(
     ledger: Ledger,
     progress: Progress,
 ) -> None:
-    """Fill the ledger, row by row, with z(a, b) = CE(z(x + a sign(grad) + b R), y) and whether the answer is right.
+    """Fill the ledger, row by row, with z(a, b) = CE(z(x + a sign(grad) + b R), y), margin and whether it is right.
 
     R are random signs. Eval mode; points outside [0, 1] are not clipped, so that the surface has no edges of its own.
     """
@@ -61,15 +63,19 @@ def walk_inputs(
 
 
 def _row(model: nn.Module, line: Tensor, y: Tensor, batch_size: int) -> dict[str, list[float | None]]:
-    loss, right = [], []
+    """Of each input: loss, whether the answer is right, and the true logit minus the largest other one."""
+    found: dict[str, list[Tensor]] = {"loss": [], "accuracy": [], "margin": []}
     with torch.no_grad():
         for start in range(0, len(line), batch_size):
             part = line[start : start + batch_size]
             labels = y.expand(len(part))
             logits = model(part)
-            loss.append(F.cross_entropy(logits, labels, reduction="none"))
-            right.append(classified_right(logits, labels))
-    values = torch.cat(loss).double()
-    finite: list[bool] = torch.isfinite(values).tolist()
-    told = [value if fine else None for value, fine in zip(values.tolist(), finite, strict=True)]
-    return {"loss": told, "accuracy": torch.cat(right).double().tolist()}
+            found["loss"].append(F.cross_entropy(logits, labels, reduction="none"))
+            found["accuracy"].append(classified_right(logits, labels))
+            found["margin"].append(-margin(logits, labels))
+    return {name: _plain(torch.cat(parts)) for name, parts in found.items()}
+
+
+def _plain(values: Tensor) -> list[float | None]:
+    """Numbers for JSON, which has no NaN and no infinity: None in their place."""
+    return [value if math.isfinite(value) else None for value in values.double().tolist()]

@@ -25,8 +25,9 @@ class Landscape:
 
     `values["loss"][k]` is a curve or surface over `axis` (and again over `axis`): of the k-th direction, pair of
     directions or image. Weight landscapes hold loss, accuracy, clean_loss and clean_accuracy, means over the samples;
-    an input landscape the loss of each image and, as accuracy, whether the answer is right. NaN where the network had
-    no finite answer. `samples` say which images an input landscape is of, `moved` what a direction moves.
+    an input landscape the loss of each image, its margin (true logit minus the largest other one) and, as accuracy,
+    whether the answer is right. NaN where the network had no finite answer. `samples` say which images an input
+    landscape is of, `moved` what a direction moves.
     """
 
     kind: str

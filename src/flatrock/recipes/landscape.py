@@ -21,9 +21,8 @@ from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
-from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
-from flatrock.data.split import fair_subset, held_out_split
+from flatrock.data.split import fair_subset
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.input_landscape import walk_inputs
 from flatrock.diagnostics.landscape import moved
@@ -35,6 +34,7 @@ from flatrock.evaluation.surrogate import weights_digest
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.landscape_plan import Plan
+from flatrock.recipes.part import data_part
 from flatrock.recipes.restore import open_checkpoint, restored
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.surrogate import facts
@@ -104,7 +104,7 @@ def measure_landscape(
 def _subject(checkpoint: Path, plan: Plan, folder: Path | None, device: torch.device) -> Subject:
     path, tensors, meta = open_checkpoint(checkpoint)
     model, recipe = restored(path, tensors, meta)
-    whole = _part(recipe, plan.on or "", folder)
+    whole = data_part(recipe, plan.on or "", folder)
     check_fit(model, whole)
     data = fair_subset(whole, plan.images) if plan.ids is None else _chosen(whole, plan.ids)
     threat = build_threat(recipe)
@@ -113,19 +113,6 @@ def _subject(checkpoint: Path, plan: Plan, folder: Path | None, device: torch.de
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     axis = plan.axis(threat, whole.x[0].numel())
     return Subject(path, model, recipe, facts(path, recipe, meta), threat, data, len(whole), axis, device)
-
-
-def _part(recipe: Recipe, on: str, folder: Path | None) -> Dataset:
-    """The samples the run was trained on, those it set aside, or its test set."""
-    if on == "test":
-        return load_data(recipe.data.name, "test", folder=folder, **recipe.data.options)
-    data = load_data(recipe.data.name, "train", folder=folder, **recipe.data.options)
-    if not recipe.data.held_out:
-        if on == "held_out":
-            raise ConfigError(f"recipe {recipe.name!r} sets no samples aside (data.held_out); look at train or test")
-        return fair_subset(data, recipe.data.limit)
-    split = held_out_split(data, size=recipe.data.held_out)
-    return split.held_out if on == "held_out" else fair_subset(split.train, recipe.data.limit)
 
 
 def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
@@ -206,7 +193,7 @@ def _weight_values(ledger: Ledger, count: int, dimensions: int, axis: Axis) -> d
 
 def _input_values(ledger: Ledger, count: int, axis: Axis) -> dict[str, Array]:
     rows = [[ledger.get(f"{k}/{i}") or {} for i in range(axis.points)] for k in range(count)]
-    names = ("loss", "accuracy")
+    names = ("loss", "accuracy", "margin")
     return {name: np.array([[row[name] for row in image] for image in rows], dtype=np.float64) for name in names}
 
 

@@ -12,8 +12,8 @@ from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.surface import KINDS
+from flatrock.recipes.part import PARTS
 
-PARTS = ("train", "held_out", "test")
 PRECISIONS = ("auto", "full", "half")
 NO_ATTACK = "none"
 DEFAULTS: dict[str, dict[str, Any]] = {

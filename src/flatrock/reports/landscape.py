@@ -143,7 +143,7 @@ def caption(records: Sequence[Landscape]) -> str:
         f"{attack} anew at every point in {about.get('precision')}, loss in float32" if attack else "",
         what,
         f"seed {about.get('seed')}",
-        f"training seeds {_listed([str(r.provenance.get('train_seed')) for r in records])}",
+        f"trained with seed {_listed([str(r.provenance.get('train_seed')) for r in records])}",
         "* chosen on the test set" if any(r.marks for r in records) else "",
         str(about.get("device", "")),
     ]
@@ -185,5 +185,5 @@ def _family(axes: Axes, x: Sequence[float], rows: Array, label: str, style: dict
     """Every direction, and their mean."""
     if len(rows) > 1:
         for row in rows:
-            axes.plot(x, row, linewidth=0.6, alpha=0.3, **style)
-    axes.plot(x, rows.mean(0), linewidth=1.8, label=label or None, **style)
+            axes.plot(x, row, linewidth=0.6, alpha=0.3, zorder=2, **style)
+    axes.plot(x, rows.mean(0), linewidth=1.8, zorder=3, label=label or None, **style)

@@ -24,8 +24,8 @@ def draw_surfaces(records: Sequence[Landscape], path: Path) -> Path:
     check_alike(records)
     shown = [(name, record, k) for name, record in zip(labels(records), records, strict=True) for k in _few(record)]
     top = max(float(np.nanmax(np.abs(record.rise))) for record in records)
-    figure = blank(max(3.3 * len(shown) + 1.2, 5.2), 7.4)
-    grid = figure.add_gridspec(2, len(shown), height_ratios=(1.25, 1))
+    figure = blank(max(3.3 * len(shown) + 1.2, 5.2), 6.9)
+    grid = figure.add_gridspec(2, len(shown))
     for column, (name, record, k) in enumerate(shown):
         rise = np.abs(record.rise[k])
         title = name if record.count == 1 else f"{name}, pair {k + 1}"
@@ -35,7 +35,7 @@ def draw_surfaces(records: Sequence[Landscape], path: Path) -> Path:
         axes.set_xlabel("second direction, filter norms", fontsize=9)
         if column == 0:
             axes.set_ylabel("first direction, filter norms", fontsize=9)
-    figure.colorbar(drawn, ax=figure.axes, shrink=0.6, label="|loss - loss in the middle|, nats")
+    _scale(figure, drawn, top, "|loss - loss in the middle|, nats", shrink=0.6)
     return finish(figure, caption(records), path)
 
 
@@ -56,15 +56,15 @@ def draw_inputs(records: Sequence[Landscape], path: Path) -> Path:
         for row, sample in enumerate(samples):
             axes = grid[row][column]
             drawn = _contours(axes, record.axis, record.loss[row], top)
-            right = record.values["accuracy"][row]
-            if 0 < right.mean() < 1:
-                axes.contour(record.axis, record.axis, right, levels=[0.5], colors="white", linewidths=1.4)
+            if 0 < record.values["accuracy"][row].mean() < 1:
+                margin = record.values["margin"][row]
+                axes.contour(record.axis, record.axis, margin, levels=[0.0], colors="white", linewidths=1.4)
             title = f"image {sample['id']}, class {sample['class']}"
             axes.set_title(f"{name}\n{title}" if row == 0 else title, fontsize=9, loc="left")
             if column == 0:
                 axes.set_ylabel("a, along sign(gradient)", fontsize=9)
         grid[-1][column].set_xlabel("b, along random signs", fontsize=9)
-    figure.colorbar(drawn, ax=figure.axes, shrink=min(1.0, 1.6 / len(samples)), label="cross-entropy, nats")
+    _scale(figure, drawn, top, "cross-entropy, nats", shrink=min(1.0, 1.6 / len(samples)))
     text = "x + a sign(gradient) + b R, R random signs; pixel units of [0, 1]; white: the answer turns wrong. "
     return finish(figure, text + caption(records), path)
 
@@ -72,19 +72,34 @@ def draw_inputs(records: Sequence[Landscape], path: Path) -> Path:
 def _relief(figure: Figure, place: Any, axis: Sequence[float], surface: Array, top: float, title: str) -> None:
     axes: Any = figure.add_subplot(place, projection="3d")
     b, a = np.meshgrid(axis, axis)
-    axes.plot_surface(b, a, surface, cmap=SURFACE, vmin=0, vmax=top, rcount=60, ccount=60, linewidth=0)
+    axes.plot_surface(b, a, surface, cmap=SURFACE, norm=_norm(top), rcount=60, ccount=60, linewidth=0)
     axes.set_zlim(0, top)
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title, fontsize=9, y=1.01)
     axes.tick_params(labelsize=7, pad=-2)
     axes.view_init(elev=28, azim=-60)
-    axes.set_box_aspect((1, 1, 0.8))
+    axes.set_box_aspect((1, 1, 0.75), zoom=1.1)
+
+
+def _norm(top: float) -> Any:
+    """Colours by the square root of the value: a bowl, which is what most surfaces are, then shows its bottom, too."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, vmin=0, vmax=top)
 
 
 def _contours(axes: Any, axis: Sequence[float], surface: Array, top: float) -> Any:
-    levels = np.linspace(0, top, LEVELS + 1)
-    drawn = axes.contourf(axis, axis, surface, levels=levels, cmap=SURFACE, extend="neither")
+    levels = top * np.linspace(0, 1, LEVELS + 1) ** 2
+    drawn = axes.contourf(axis, axis, surface, levels=levels, cmap=SURFACE, norm=_norm(top))
     axes.contour(axis, axis, surface, levels=levels[1:-1], colors="black", linewidths=0.3, alpha=0.5)
     axes.plot(0, 0, "+", color="white", markersize=7)
     axes.set_aspect("equal")
     axes.tick_params(labelsize=8)
     return drawn
+
+
+def _scale(figure: Figure, drawn: Any, top: float, label: str, *, shrink: float) -> None:
+    """One colour bar for all surfaces."""
+    ticks = top * np.linspace(0, 1, 6) ** 2
+    bar = figure.colorbar(drawn, ax=figure.axes, shrink=shrink, ticks=ticks, format="%.2g")
+    bar.set_label(label, fontsize=9)
+    bar.ax.tick_params(labelsize=8)

@@ -78,6 +78,7 @@ def store(figure: Figure, path: Path) -> Path:
 
 
 def radius(eps: float) -> str:
-    """8/255 where it is that, as papers write it."""
+    """8/255 where it is that, as papers write it; but 0.2, not 51/255."""
     levels = round(255 * eps, 6)
-    return f"{levels:.0f}/255" if levels == int(levels) and 0 < levels < 255 else f"{eps:.4g}"
+    fraction = levels == int(levels) and 0 < levels < 255 and round(eps, 3) != eps
+    return f"{levels:.0f}/255" if fraction else f"{eps:.4g}"

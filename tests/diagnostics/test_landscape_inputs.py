@@ -1,0 +1,143 @@
+"""Input landscapes against a linear classifier, whose surface is known; the record and what follows from it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flatrock.core.errors import StateError
+from flatrock.core.progress import Silent
+from flatrock.core.rng import Seed
+from flatrock.diagnostics.grid import Axis
+from flatrock.diagnostics.input_landscape import random_signs, sign_gradient, walk_inputs
+from flatrock.diagnostics.ledger import Ledger
+from flatrock.diagnostics.surface import Landscape
+
+AXIS = Axis(points=5, span=0.4)
+
+
+def linear() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1.0, -2.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]]))
+        model[1].bias.zero_()
+    return model.eval()
+
+
+def test_signs_are_plus_or_minus_one_and_belong_to_the_sample() -> None:
+    like = torch.zeros(3, 1, 40, 40)
+    signs = random_signs(like, Seed(0).samples(torch.tensor([4, 7, 9])))
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    assert abs(float(signs.mean())) < 0.05
+    alone = random_signs(like[:1], Seed(0).samples(torch.tensor([7])))
+    assert torch.equal(alone[0], signs[1])
+
+
+def test_the_surface_of_a_linear_classifier_is_the_softplus_of_a_plane() -> None:
+    model = linear()
+    x = torch.full((2, 1, 2, 2), 0.9, dtype=torch.float64)
+    y = torch.tensor([0, 1])
+    weight = torch.tensor([1.0, -2.0, 0.0, 3.0], dtype=torch.float64)
+    steep = sign_gradient(model, x, y)
+    assert torch.equal(steep[0].flatten(), -weight.sign()), "uphill for class 0 is down its logit"
+    assert torch.equal(steep[1].flatten(), weight.sign())
+    gen = Seed(3).samples(torch.tensor([0, 1]))
+    found = Ledger(None, {}, resume=False)
+    walk_inputs(model, x, y, AXIS, gen=gen, batch_size=3, ledger=found, progress=Silent())
+    signs = random_signs(x, gen)
+    for k, side in ((0, -1.0), (1, 1.0)):
+        for i, a in enumerate(AXIS.values):
+            row = found.get(f"{k}/{i}")
+            assert row is not None
+            # Not clipped: 0.9 + 0.4 + 0.4 lies outside the box and counts as it is.
+            at = torch.stack([x[k].flatten() + a * steep[k].flatten() + b * signs[k].flatten() for b in AXIS.values])
+            logit = side * (at @ weight)
+            assert torch.allclose(torch.tensor(row["loss"], dtype=torch.float64), F.softplus(logit), rtol=1e-12)
+            assert torch.allclose(torch.tensor(row["margin"], dtype=torch.float64), -logit, rtol=1e-9, atol=1e-12)
+            assert row["accuracy"] == (logit < 0).double().tolist()
+
+
+def test_rows_that_are_there_are_not_walked_again() -> None:
+    model = linear()
+    x, y = torch.full((1, 1, 2, 2), 0.5, dtype=torch.float64), torch.tensor([0])
+    found = Ledger(None, {}, resume=False)
+    found.put("0/2", {"loss": ["kept"], "accuracy": [], "margin": []})
+    gen = Seed(3).samples(torch.tensor([0]))
+    walk_inputs(model, x, y, AXIS, gen=gen, batch_size=9, ledger=found, progress=Silent())
+    assert len(found) == AXIS.points
+    assert (found.get("0/2") or {})["loss"] == ["kept"]
+
+
+# The record
+
+
+def curve(*rows: list[float]) -> Landscape:
+    values = np.array(rows, dtype=float)
+    axis = Axis(points=values.shape[1], span=1.0).values
+    return Landscape(
+        kind="weight-1d",
+        axis=axis,
+        values={"loss": values, "accuracy": values / 10},
+        threat={"norm": "linf", "eps": 0.1},
+    )
+
+
+def test_sharpness_is_the_mean_rise_by_the_trapezoid_rule() -> None:
+    parabola = [2 + a * a for a in Axis(points=401, span=1.0).values]
+    record = curve(parabola, [1.0] * 401)
+    assert record.middle == 2
+    assert record.sharpness == pytest.approx([1 / 3, 0], abs=1e-5)
+    assert record.rise_at(0.5) == pytest.approx([0.25, 0], abs=1e-9)
+    coarse = curve([3.0, 2.0, 3.0])
+    assert coarse.sharpness == pytest.approx([0.5])
+    assert coarse.rise_at(0.25) == pytest.approx([0.25]), "between grid points along a line"
+    with pytest.raises(StateError, match="not to 2"):
+        coarse.rise_at(2)
+
+
+def test_a_surface_counts_falls_as_rises() -> None:
+    values = np.array([[[0.0, 1.0, 2.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]])
+    record = Landscape(
+        kind="weight-2d", axis=(-1.0, 0.0, 1.0), values={"loss": values}, threat={"norm": "linf", "eps": 0.1}
+    )
+    # Two corners with a quarter of a cell each, of four cells.
+    assert record.sharpness == pytest.approx([0.125])
+    with pytest.raises(StateError, match="no rise at a radius"):
+        record.rise_at(0.5)
+
+
+def test_records_survive_json_and_holes() -> None:
+    record = curve([3.0, 2.0, float("nan")])
+    text = record.to_json()
+    again = Landscape.from_json(text)
+    assert again.to_json() == text
+    assert np.isnan(again.sharpness[0])
+    assert json.loads(text)["values"]["loss"] == [[3.0, 2.0, None]]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("schema", "flatrock.landscape/9", "schema"),
+        ("sharpness", [7.0], "does not follow"),
+        ("axis", [-1.0, 1.0], "odd number"),
+        ("axis", [-1.0, -0.5, 0.0, 0.5, 1.0], "shapes"),
+        ("kind", "weight-3d", "weight-1d or weight-2d"),
+    ],
+)
+def test_altered_records_are_refused(key: str, value: object, message: str) -> None:
+    d = json.loads(curve([3.0, 2.0, 3.0]).to_json())
+    d[key] = value
+    with pytest.raises(StateError, match=message):
+        Landscape.from_json(json.dumps(d), "a.json")
+
+
+def test_what_is_no_record_is_refused() -> None:
+    for text in ("", "[]", "{}", '{"schema": "flatrock.result/2"}'):
+        with pytest.raises(StateError, match=r"a\.json is not a flatrock landscape"):
+            Landscape.from_json(text, "a.json")
