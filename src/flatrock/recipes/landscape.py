@@ -78,15 +78,16 @@ def measure_landscape(
     """
     listener = progress or Silent()
     subject = _subject(checkpoint, plan, data_folder, torch.device(device))
-    target = checkpoint.with_name(f"{plan.stem(checkpoint.stem)}.json")
+    target, part = (checkpoint.with_name(f"{plan.stem(checkpoint.stem)}.{end}") for end in ("json", "part"))
     half = plan.precision == "half" or (plan.precision == "auto" and subject.device.type == "cuda")
     size = plan.batch_size or (GPU_BATCH if subject.device.type == "cuda" else CPU_BATCH)
     identity = _identity(subject, plan, size, half=half and plan.kind != "input")
     if resume and target.is_file():
         known = Landscape.from_json(target.read_text(), str(target))
         if known.identity == json.loads(json_text(identity)):
+            part.unlink(missing_ok=True)  # of a repetition that was stopped
             return known, target
-    ledger = Ledger(target.with_suffix(".part"), identity, resume=resume)
+    ledger = Ledger(part, identity, resume=resume)
     begun, before = time.monotonic(), len(ledger)
     total = _units(subject, plan)
     listener.begin(f"{plan.kind} landscape of {checkpoint.parent.name}/{checkpoint.stem}", total, before)
