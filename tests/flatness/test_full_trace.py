@@ -19,7 +19,6 @@ from flatrock.flatness.full_trace import (
     exact_traces,
     hutchinson,
     rademacher,
-    spectrum_sums,
 )
 from flatrock.models.catalog import create_model
 from flatrock.objectives.catalog import OBJECTIVES
@@ -236,40 +235,3 @@ def test_the_estimate_can_be_differentiated(layer: nn.Module) -> None:
         return hutchinson(F.cross_entropy(functional_call(net, weights, (x,)), y), weights, seed=Seed(4), probes=2)
 
     assert torch.autograd.gradcheck(estimate, tuple(start.values()))
-
-
-# Spectra
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_spectra_are_those_of_the_eigenvalues(chunk: int) -> None:
-    net = tiny()
-    parameters = dict(net.named_parameters())
-    total = loss_of(net, "trades", {}, points())
-    dense = dense_hessian(total, parameters)
-    whole, layers = spectrum_sums(total, parameters, chunk=chunk)
-    eigenvalues = torch.linalg.eigvalsh(dense)
-    assert (whole.sum, whole.std, whole.count) == pytest.approx(
-        (float(eigenvalues.sum()), float(eigenvalues.std(correction=0)), len(dense)), rel=1e-10
-    )
-    assert list(layers) == ["0", "2", "4"]
-    start = 0
-    for spectrum in layers.values():
-        block = dense[start : start + spectrum.count, start : start + spectrum.count]
-        own = torch.linalg.eigvalsh(block)
-        assert (spectrum.sum, spectrum.std) == pytest.approx(
-            (float(own.sum()), float(own.std(correction=0))), rel=1e-10
-        )
-        start += spectrum.count
-    assert start == len(dense)
-
-
-def test_a_parameter_the_loss_does_not_use_has_eigenvalues_of_zero() -> None:
-    net = tiny()
-    unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    total = loss_of(net, "at", {}, points())
-    whole, layers = spectrum_sums(total, {**dict(net.named_parameters()), "other.w": unused})
-    plain, _ = spectrum_sums(total, dict(net.named_parameters()))
-    assert layers["other"].sum == layers["other"].std == 0
-    assert whole.sum == pytest.approx(plain.sum, rel=1e-12)
-    assert whole.count == plain.count + 2

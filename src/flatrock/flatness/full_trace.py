@@ -1,4 +1,4 @@
-"""Trace of the Hessian of a batch loss w.r.t. all parameters: estimated, exact for small ReLU networks, and spectra."""
+"""Trace of the Hessian of a batch loss w.r.t. all parameters: estimated, and exact for small ReLU networks."""
 
 from __future__ import annotations
 
@@ -212,70 +212,3 @@ def _check_straight(names: Sequence[str], outputs: Sequence[Tensor], slopes: Seq
     for name, bend in reversed(list(zip(names, bends, strict=True))):
         if bend is not None and bool(bend.nan_to_num(0, 0, 0).any()):
             raise ModelError(f"{_KIND}, but something bends the logits after layer {name!r}; {CURE}")
-
-
-@dataclass(frozen=True)
-class Spectrum:
-    """Sum and standard deviation of the eigenvalues of a Hessian (or of one diagonal block), and how many they are."""
-
-    sum: float
-    std: float
-    count: int
-
-
-def spectrum_sums(
-    total: Tensor, parameters: Mapping[str, Tensor], *, chunk: int = 16
-) -> tuple[Spectrum, dict[str, Spectrum]]:
-    """Eigenvalue sums of the Hessian of `total`: of the whole network, and of each layer's diagonal block.
-
-    sum = tr H and std = sqrt(||H||_F^2 / n - (tr H / n)^2), exact, from n Hessian-vector products done `chunk` at
-    a time without storing H; for networks of up to some 10,000 parameters. A layer is a name up to its last dot.
-    """
-    names = sorted(parameters, key=lambda name: parameters[name].numel())
-    slopes = torch.autograd.grad(total, [parameters[n] for n in names], create_graph=True, materialize_grads=True)
-    traces = dict.fromkeys(names, 0.0)
-    squares: dict[tuple[str, str], float] = {}
-    for i, (name, slope) in enumerate(zip(names, slopes, strict=True)):
-        # H is symmetric: blocks with smaller tensors are known already, so the largest tensor needs only its own.
-        for start in range(0, slope.numel(), chunk):
-            stop = min(start + chunk, slope.numel())
-            rows = _hessian_rows(slope, start, stop, [parameters[n] for n in names[i:]])
-            traces[name] += float(rows[0][:, start:stop].diagonal().double().sum())
-            for other, block in zip(names[i:], rows, strict=True):
-                pair = (name, other)
-                squares[pair] = squares.get(pair, 0.0) + float(block.double().square().sum())
-    return _spectra(parameters, traces, squares)
-
-
-def _hessian_rows(slope: Tensor, start: int, stop: int, others: Sequence[Tensor]) -> list[Tensor]:
-    """Rows start..stop of the Hessian blocks (tensor of `slope`) x (each of the others), flattened to matrices."""
-    count = stop - start
-    if not slope.requires_grad:
-        return [slope.new_zeros(count, p.numel()) for p in others]
-    basis = slope.new_zeros(count, slope.numel())
-    basis[torch.arange(count), torch.arange(start, stop)] = 1
-    rows = torch.autograd.grad(
-        slope,
-        others,
-        grad_outputs=basis.reshape(count, *slope.shape),
-        retain_graph=True,
-        materialize_grads=True,
-        is_grads_batched=True,
-    )
-    return [row.reshape(-1, p.numel()).expand(count, -1) for row, p in zip(rows, others, strict=True)]
-
-
-def _spectra(
-    parameters: Mapping[str, Tensor], traces: Mapping[str, float], squares: Mapping[tuple[str, str], float]
-) -> tuple[Spectrum, dict[str, Spectrum]]:
-    def of(members: Sequence[str]) -> Spectrum:
-        count = sum(parameters[n].numel() for n in members)
-        trace = sum(traces[n] for n in members)
-        inside = [(a == b, v) for (a, b), v in squares.items() if a in members and b in members]
-        square = sum(v if same else 2 * v for same, v in inside)
-        return Spectrum(trace, max(square / count - (trace / count) ** 2, 0.0) ** 0.5, count)
-
-    layers: dict[str, list[str]] = {}
-    for name in parameters:
-        layers.setdefault(name.rpartition(".")[0], []).append(name)
-    return of(list(parameters)), {layer: of(members) for layer, members in layers.items()}

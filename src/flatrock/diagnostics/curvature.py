@@ -1,0 +1,222 @@
+"""Everything this package measures about the curvature of one loss in weight space, in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.options import choose, count
+from flatrock.core.progress import Progress, Silent
+from flatrock.core.rng import Seed
+from flatrock.diagnostics.exact import exact_curvature
+from flatrock.diagnostics.hessian import Hessian, Operator, by_layer, still
+from flatrock.diagnostics.moments import Moments, moments, products, with_trace_of
+from flatrock.diagnostics.pac_bayes import PacBayes, pac_bayes
+from flatrock.diagnostics.sharpness import AwpRise, LossSurface, SamRise, awp_rise, sam_rise, squared_norm
+from flatrock.diagnostics.spectrum import Spectrum, spectrum
+from flatrock.flatness.tensors import chosen
+
+METHODS = ("auto", "exact", "hutch++", "hutchinson")
+# `auto` is exact up to this many parameters, and nobody should wait for more than the second number.
+EXACT, TOO_MANY = 12_000, 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to measure. Products with the Hessian: 3 * probes for the whole network and for each layer, runs * steps.
+
+    Without `layers` the trace is estimated on the whole network at once, and is much less certain.
+    """
+
+    trace: str = "auto"
+    probes: int = 8
+    layers: bool = True
+    runs: int = 2
+    steps: int = 30
+    top: int = 5
+    gamma: float = 5e-3
+    awp_steps: int = 10
+    rho: float = 0.05
+    sigma0: float = 0.1
+
+    def __post_init__(self) -> None:
+        choose("curvature", "trace", self.trace, METHODS)
+        # Two draws are the fewest that have a standard error.
+        count("curvature", "probes", self.probes, least=2)
+
+    def method(self, size: int) -> str:
+        """How the trace of a network with this many parameters is found."""
+        if self.trace == "exact" and size > TOO_MANY:
+            raise ConfigError(
+                f"the exact trace needs one product per parameter, too many for {size:,} (at most {TOO_MANY:,}); "
+                "use --trace hutch++"
+            )
+        if self.trace != "auto":
+            return self.trace
+        return "exact" if size <= EXACT else "hutch++"
+
+    @property
+    def draws(self) -> dict[str, int]:
+        """Options of `moments`: as many products with and without a sketch."""
+        if self.trace == "hutchinson":
+            return {"sketch": 0, "probes": 3 * self.probes}
+        return {"sketch": self.probes, "probes": self.probes}
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """What was found for one loss; `products` counts products with the Hessian of the whole network or of a layer."""
+
+    loss: float
+    method: str
+    whole: Moments
+    layers: Mapping[str, Moments]
+    spectrum: Spectrum
+    awp: AwpRise
+    sam: SamRise
+    pac_bayes: PacBayes
+    products: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; layers as a list, because JSON objects keep no order."""
+        return {**asdict(self), "layers": [[name, asdict(found)] for name, found in self.layers.items()]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Curvature:
+        """Inverse of to_dict."""
+        return cls(
+            loss=float(values["loss"]),
+            method=str(values["method"]),
+            whole=Moments.from_dict(values["whole"]),
+            layers={name: Moments.from_dict(found) for name, found in values["layers"]},
+            spectrum=Spectrum.from_dict(values["spectrum"]),
+            awp=AwpRise.from_dict(values["awp"]),
+            sam=SamRise.from_dict(values["sam"]),
+            pac_bayes=PacBayes.from_dict(values["pac_bayes"]),
+            products=int(values["products"]),
+            seconds=float(values["seconds"]),
+        )
+
+
+def curvature(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    beta: float,
+    settings: Settings | None = None,
+    attack: Callable[[nn.Module], Tensor] | None = None,
+    batch_size: int = 250,
+    seed: Seed | None = None,
+    task: str = "curvature",
+    progress: Progress | None = None,
+) -> Curvature:
+    """Curvature of the mean cross-entropy of (x, y) at the model's weights, which are given back bit by bit.
+
+    x are constants: adversarial inputs are attacked once, at these weights, and held fixed. `attack` makes new ones for
+    moved weights (AWP's sharpness only). `beta` is PAC-Bayes' temperature, usually the number of training samples.
+    """
+    return _Measurement(
+        model, x, y, settings or Settings(), batch_size, seed or Seed(0), task, progress or Silent()
+    ).take(beta, attack)
+
+
+def network_moments(
+    hessian: Callable[[Mapping[str, Tensor]], Operator],
+    layers: Mapping[str, Mapping[str, Tensor]],
+    parameters: Mapping[str, Tensor],
+    draws: Mapping[str, int],
+    seed: Seed,
+) -> tuple[Moments, dict[str, Moments]]:
+    """Estimated moments of the Hessian w.r.t. all parameters and of the diagonal block of every layer.
+
+    `hessian` makes the Hessian w.r.t. some parameters, `draws` are options of `moments`. The trace of the whole is the
+    sum over the layers, if there are any.
+    """
+    whole = moments(hessian(parameters), **draws, seed=seed.child("whole"))
+    found = {name: moments(hessian(members), **draws, seed=seed.child(name)) for name, members in layers.items()}
+    return with_trace_of(whole, list(found.values())) if found else whole, found
+
+
+class _Measurement:
+    """The steps of `curvature`, which share a model, data and a progress bar."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        settings: Settings,
+        batch_size: int,
+        seed: Seed,
+        task: str,
+        progress: Progress,
+    ) -> None:
+        self.model, self.x, self.y, self.settings = model, x, y, settings
+        self.batch_size, self.seed, self.task, self.progress = batch_size, seed, task, progress
+        self.parameters = chosen(model, "all")
+        self.size = sum(p.numel() for p in self.parameters.values())
+        self.method = settings.method(self.size)
+        self.note = ""
+
+    def take(self, beta: float, attack: Callable[[nn.Module], Tensor] | None) -> Curvature:
+        begun = time.perf_counter()
+        settings = self.settings
+        self.progress.begin(self.task, self._products() * len(self.x))
+        with still(self.model, self.x, self.y):
+            surface = LossSurface(self.model, self.x, self.y, batch_size=self.batch_size)
+            loss = surface.value()
+            hessian = self._hessian(self.parameters)
+            ends = spectrum(
+                hessian, runs=settings.runs, steps=settings.steps, top=settings.top, seed=self.seed.child("spectrum")
+            )
+            self.note = f"largest eigenvalue {ends.largest[0][0]:.4g}"
+            whole, layers, diagonal = self._moments(hessian)
+            awp = awp_rise(surface, gamma=settings.gamma, steps=settings.awp_steps, attack=attack)
+            sam = sam_rise(surface, hessian, rho=settings.rho)
+        self.progress.end()
+        bound = pac_bayes(
+            risk=loss,
+            squared_norm=squared_norm(self.parameters),
+            trace=whole.trace,
+            sigma0=settings.sigma0,
+            beta=beta,
+            diagonal=diagonal,
+        )
+        spent = time.perf_counter() - begun
+        return Curvature(loss, self.method, whole, layers, ends, awp, sam, bound, self._products(), spent)
+
+    def _hessian(self, parameters: Mapping[str, Tensor]) -> Hessian:
+        return Hessian(self.model, self.x, self.y, parameters, batch_size=self.batch_size, seen=self._seen)
+
+    def _seen(self, samples: int) -> None:
+        self.progress.advance(samples, self.note)
+
+    def _moments(self, hessian: Hessian) -> tuple[Moments, dict[str, Moments], Tensor | None]:
+        """Of the whole network and of its layers, and the diagonal if it is known."""
+        if self.method == "exact":
+            loss = F.cross_entropy(self.model(self.x), self.y)
+            found = exact_curvature(loss, self.parameters, seen=lambda rows: self._seen(rows * len(self.x)))
+            return found.whole, found.layers if self.settings.layers else {}, found.diagonal
+        whole, layers = network_moments(
+            self._hessian, self._layers(), self.parameters, self.settings.draws, self.seed.child("moments")
+        )
+        return whole, layers, None
+
+    def _layers(self) -> dict[str, dict[str, Tensor]]:
+        return by_layer(self.parameters) if self.settings.layers else {}
+
+    def _products(self) -> int:
+        """How many products with the Hessian, or with that of a layer, all this takes."""
+        fixed = self.settings.runs * min(self.settings.steps, self.size) + 1
+        if self.method == "exact":
+            return fixed + self.size
+        sizes = [sum(p.numel() for p in members.values()) for members in self._layers().values()]
+        return fixed + sum(products(size, **self.settings.draws) for size in (self.size, *sizes))

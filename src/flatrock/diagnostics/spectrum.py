@@ -1,0 +1,126 @@
+"""Extreme eigenvalues and spectral density of a large symmetric matrix by Lanczos' method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.options import count
+from flatrock.core.rng import Seed
+from flatrock.diagnostics.hessian import Operator
+from flatrock.flatness.full_trace import rademacher
+
+
+@dataclass(frozen=True)
+class Ritz:
+    """What m steps of Lanczos say of a matrix, smallest value first.
+
+    `weights[i]` is the squared share of the start vector along the i-th Ritz vector u. An eigenvalue lies within
+    `errors[i]` of `values[i]`: the norm of the residual H u - value u, or the rounding of numbers if that is larger.
+    """
+
+    values: Tensor
+    weights: Tensor
+    errors: Tensor
+
+
+def lanczos(operator: Operator, start: Tensor, *, steps: int) -> Ritz:
+    """T = V^T H V of the Krylov space of `start`, V orthonormal, T tridiagonal.
+
+    Every new vector is made orthogonal to all earlier ones, twice: without this (as in curvlinops, whose Lanczos is
+    not used for that reason) rounding brings eigenvalues back that were found before, as copies. Costs the memory of
+    `steps` vectors. Ends early where the space is exhausted.
+    """
+    steps = min(steps, operator.shape[0])
+    basis = torch.empty(steps, len(start), dtype=operator.dtype, device=operator.device)
+    vector = start.to(basis) / torch.linalg.vector_norm(start)
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for i in range(steps):
+        basis[i] = vector
+        image = (operator @ vector[:, None])[:, 0]
+        diagonal.append(float(torch.dot(image.double(), vector.double())))
+        for _ in range(2):
+            image -= basis[: i + 1].mT @ (basis[: i + 1] @ image)
+        beside.append(float(torch.linalg.vector_norm(image, dtype=torch.float64)))
+        size = max(map(abs, diagonal + beside[:-1]))
+        if beside[-1] <= 10 * torch.finfo(basis.dtype).eps * size:
+            beside[-1] = 0.0
+            break
+        vector = image / beside[-1]
+    return _ritz(diagonal, beside, torch.finfo(basis.dtype).eps)
+
+
+def _ritz(diagonal: list[float], beside: list[float], rounding: float) -> Ritz:
+    edge = torch.tensor(beside[:-1], dtype=torch.float64)
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(edge, 1) + torch.diag(edge, -1)
+    if not bool(torch.isfinite(matrix).all()):
+        raise ConfigError("the Hessian has entries that are not finite; measure with --precision double")
+    values, vectors = torch.linalg.eigh(matrix)
+    residuals = beside[-1] * vectors[-1].abs()
+    return Ritz(values, vectors[0].square(), residuals.clamp_min(rounding * float(values.abs().max())))
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Largest and smallest eigenvalues, each with the bound of its error, and a quadrature of the density.
+
+    For smooth f, mean_i f(eigenvalue_i) is about sum_k weights[k] f(nodes[k]); the weights add up to 1.
+    """
+
+    largest: tuple[tuple[float, float], ...]
+    smallest: tuple[tuple[float, float], ...]
+    nodes: tuple[float, ...]
+    weights: tuple[float, ...]
+    runs: int
+    steps: int
+
+    def density(self, grid: Tensor, *, width: float) -> Tensor:
+        """Share of the eigenvalues per unit, every node a Gaussian of this standard deviation."""
+        nodes, weights = (torch.tensor(v, dtype=torch.float64) for v in (self.nodes, self.weights))
+        bumps = torch.exp(-0.5 * ((grid.double()[:, None] - nodes) / width) ** 2)
+        return bumps @ weights / (width * math.sqrt(2 * math.pi))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Spectrum:
+        """From what dataclasses.asdict made of it."""
+        largest, smallest = (tuple((float(v), float(e)) for v, e in values[side]) for side in ("largest", "smallest"))
+        return cls(
+            largest,
+            smallest,
+            nodes=tuple(map(float, values["nodes"])),
+            weights=tuple(map(float, values["weights"])),
+            runs=int(values["runs"]),
+            steps=int(values["steps"]),
+        )
+
+
+def spectrum(operator: Operator, *, runs: int, steps: int, top: int, seed: Seed) -> Spectrum:
+    """Stochastic Lanczos quadrature: `runs` of `steps` products each from random signs, averaged.
+
+    The extreme eigenvalues are those of the first run, which would not find the copies of a multiple eigenvalue.
+    """
+    count("spectrum", "runs", runs, least=1)
+    count("spectrum", "top", top, least=1)
+    count("spectrum", "steps", steps, least=2)
+    if steps < 2 * top:
+        raise ConfigError(
+            f"spectrum: {steps} Lanczos steps cannot give {top} eigenvalues at each end; use at least {2 * top} steps"
+        )
+    like = torch.empty(operator.shape[0], dtype=operator.dtype, device=operator.device)
+    found = [lanczos(operator, rademacher(like, seed.child(i)), steps=steps) for i in range(runs)]
+    ends = list(zip(found[0].values.tolist(), found[0].errors.tolist(), strict=True))
+    return Spectrum(
+        largest=tuple(ends[::-1][:top]),
+        smallest=tuple(ends[:top]),
+        nodes=tuple(float(v) for run in found for v in run.values),
+        weights=tuple(float(w) / runs for run in found for w in run.weights),
+        runs=runs,
+        steps=len(found[0].values),
+    )

@@ -1,0 +1,195 @@
+"""Curvature of runs side by side: tables, spectral densities, and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from flatrock.core.errors import ConfigError
+from flatrock.diagnostics.curvature import Curvature
+from flatrock.diagnostics.curvature_record import ADVERSARIAL, CurvatureRecord
+from flatrock.diagnostics.estimate import Estimate, within
+from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish, line_style, radius
+from flatrock.reports.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Width of the Gaussian every node of the density is drawn as, as a share of the range of eigenvalues.
+WIDTH = 0.008
+POINTS = 1200
+SHORT = {ADVERSARIAL: "adv."}
+# Densities below this share of the largest are not drawn: tails of Gaussians, not eigenvalues.
+FLOOR = 1e-7
+INCHES_PER_LAYER = 0.32
+
+
+def check_alike(records: Sequence[CurvatureRecord]) -> None:
+    """Records that can be compared: of the same threat, attack and samples; else ConfigError."""
+    if not records:
+        raise ConfigError("there is no curvature to show")
+    first = _compared(records[0])
+    for other in records[1:]:
+        for name, value in _compared(other).items():
+            if value != first[name]:
+                raise ConfigError(
+                    f"curvatures of different {name} are not compared: {first[name]} and {value}; measure them alike"
+                )
+
+
+def _compared(record: CurvatureRecord) -> dict[str, object]:
+    return {
+        "threat": dict(record.threat),
+        "attack": dict(record.attack),
+        "data": record.provenance.get("data"),
+        "losses": tuple(record.losses),
+    }
+
+
+def labels(records: Sequence[CurvatureRecord]) -> list[str]:
+    """The run of each, and its checkpoint where one run is there several times; * = chosen on the test set."""
+    runs = [str(r.provenance.get("run", "?")) for r in records]
+    marks = [str(r.provenance.get("checkpoint", "?")).removesuffix(".safetensors") for r in records]
+    names = runs if len(set(runs)) == len(runs) else [f"{a} {b}" for a, b in zip(runs, marks, strict=True)]
+    return [name + ("*" if record.marks else "") for name, record in zip(names, records, strict=True)]
+
+
+def curvature_table(records: Sequence[CurvatureRecord], loss: str) -> Table:
+    """Eigenvalues of the Hessian of one loss: ± is a standard error, of largest and smallest a bound."""
+    rows = []
+    for name, record in zip(labels(records), records, strict=True):
+        found = record.losses[loss]
+        ends = [within(*end[0]) for end in (found.spectrum.largest, found.spectrum.smallest)]
+        rows.append((name, f"{found.loss:.4f}", str(found.whole.trace), str(found.whole.spread), *ends))
+    return Table(("run", "loss", "sum (trace)", "spread", "largest", "smallest"), tuple(rows))
+
+
+def sharpness_table(records: Sequence[CurvatureRecord]) -> Table:
+    """How much each loss rises at the worst weights nearby, and what slope and curvature say SAM's rise is."""
+    rows = []
+    for name, found in _each(records):
+        anew = "" if found.awp.attacked_anew is None else f"{found.awp.attacked_anew:.4f}"
+        rows.append((name, f"{found.awp.rise:.4f}", anew, f"{found.sam.rise:.4f}", f"{found.sam.predicted:.4f}"))
+    return Table(("run, loss", "AWP", "attacked anew", "SAM", "SAM predicted"), tuple(rows))
+
+
+def _each(records: Sequence[CurvatureRecord]) -> Iterator[tuple[str, Curvature]]:
+    for name, record in zip(labels(records), records, strict=True):
+        for loss, found in record.losses.items():
+            yield f"{name}, {SHORT.get(loss, loss)}", found
+
+
+def bound_table(records: Sequence[CurvatureRecord]) -> Table:
+    """The terms of TrH's Theorem 3 for each record and loss."""
+    rows = []
+    for name, found in _each(records):
+        terms = found.pac_bayes
+        log = "" if terms.logarithm is None else f"{terms.logarithm:.4f}"
+        best = "" if terms.best is None else f"{terms.best:.3f} at {terms.best_sigma0:.3f}"
+        row = (f"{terms.risk:.4f}", f"{terms.weights:.3f}", str(terms.trace), log, f"{terms.total:.3f}", best)
+        rows.append((name, *row))
+    return Table(("run, loss", "risk", "weights", "trace", "log form", "sum", "least at σ0"), tuple(rows))
+
+
+def caption(records: Sequence[CurvatureRecord]) -> str:
+    """What a reader must know to compare."""
+    first = records[0]
+    about, how = first.provenance, first.settings
+    found = next(iter(first.losses.values()))
+    told = [
+        f"cross-entropy of {about.get('data')}",
+        f"adversarial: {first.attack['name']}, {first.threat['norm']} eps {radius(first.threat['eps'])}, "
+        "attacked once and held fixed",
+        f"trace {found.method}" + ("" if found.method == "exact" else f", {how['probes']} probes"),
+        f"{found.spectrum.runs} Lanczos runs of {found.spectrum.steps} steps",
+        f"AWP gamma {how['gamma']:g}, {how['awp_steps']} steps",
+        f"SAM rho {how['rho']:g}",
+        f"PAC-Bayes sigma0 {how['sigma0']:g}, beta {how['beta']:g}",
+        f"{about.get('precision')} precision",
+        f"seed {about.get('seed')}",
+        "* chosen on the test set" if any(r.marks for r in records) else "",
+        str(about.get("device", "")),
+    ]
+    return "; ".join(part for part in told if part)
+
+
+def draw_spectra(records: Sequence[CurvatureRecord], path: Path) -> Path:
+    """Density of the eigenvalues of each record, one panel per loss, all at one scale."""
+    losses = list(records[0].losses)
+    figure = blank(5.4 * len(losses), 3.9)
+    panels = figure.subplots(1, len(losses), sharex=True, sharey=True, squeeze=False)[0]
+    nodes = [n for record in records for found in record.losses.values() for n in found.spectrum.nodes]
+    low, high = min(nodes), max(nodes)
+    reach = (high - low) or 1.0
+    grid = torch.linspace(low - 0.04 * reach, high + 0.04 * reach, POINTS, dtype=torch.float64)
+    for panel, loss in zip(panels, losses, strict=True):
+        for i, (name, record) in enumerate(zip(labels(records), records, strict=True)):
+            found = record.losses[loss]
+            density = found.spectrum.density(grid, width=WIDTH * reach) * found.whole.count
+            panel.plot(grid.tolist(), density.tolist(), label=name, linewidth=1.3, **line_style(i))
+        dress(
+            panel, f"{loss} loss", "eigenvalue of the Hessian", "" if panel is not panels[0] else "eigenvalues per unit"
+        )
+        panel.set_yscale("log")
+    most = max(record.losses[loss].whole.count for record in records for loss in losses) / (WIDTH * reach)
+    panels[0].set_ylim(bottom=max(0.02 / reach, FLOOR * most))
+    panels[-1].legend(frameon=False, fontsize=8)
+    return finish(figure, _short(records), path)
+
+
+def draw_layers(records: Sequence[CurvatureRecord], path: Path) -> Path:
+    """Sum above, spread below, of the eigenvalues of each layer's block and of the whole; bars are 95 % intervals."""
+    losses = list(records[0].losses)
+    names = ["whole", *records[0].losses[losses[0]].layers]
+    width = max(5.0, 1.4 + INCHES_PER_LAYER * len(names) * max(1.0, 0.35 * len(records)))
+    figure = blank(width * len(losses), 6.0)
+    panels = figure.subplots(2, len(losses), sharex=True, sharey="row", squeeze=False)
+    for column, loss in enumerate(losses):
+        for row, what in enumerate(("trace", "spread")):
+            _dots(panels[row, column], records, names, loss, what)
+        dress(panels[0, column], f"{loss} loss", "", "sum of eigenvalues (trace)" if column == 0 else "")
+        dress(panels[1, column], "", "", "standard deviation of eigenvalues" if column == 0 else "")
+        panels[1, column].set_xticks(range(len(names)), names, rotation=90 if len(names) > 9 else 0, fontsize=8)
+    panels[0, -1].legend(frameon=False, fontsize=8, ncols=2 if len(records) > 3 else 1)
+    return finish(figure, _short(records) + "; bars are 95 % intervals", path)
+
+
+def _dots(panel: Axes, records: Sequence[CurvatureRecord], names: Sequence[str], loss: str, what: str) -> None:
+    """One mark per layer and record, beside each other; logarithmic where all are positive."""
+    lowest = float("inf")
+    for i, (label, record) in enumerate(zip(labels(records), records, strict=True)):
+        found = record.losses[loss]
+        blocks = [found.whole, *found.layers.values()]
+        if len(blocks) != len(names):
+            raise ConfigError(f"{label} has other layers than {labels(records)[0]}; draw them in figures of their own")
+        estimates: list[Estimate] = [getattr(block, what) for block in blocks]
+        shift = 0.7 * ((i + 0.5) / len(records) - 0.5)
+        lows = [e.value - e.interval()[0] for e in estimates]
+        panel.errorbar(
+            [k + shift for k in range(len(names))],
+            [e.value for e in estimates],
+            yerr=lows,
+            fmt=MARKS[i % len(MARKS)],
+            color=COLOURS[i % len(COLOURS)],
+            markersize=4,
+            elinewidth=1,
+            label=label,
+        )
+        lowest = min(lowest, *(e.interval()[0] for e in estimates))
+    if lowest > 0:
+        panel.set_yscale("log")
+    panel.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
+
+
+def _short(records: Sequence[CurvatureRecord]) -> str:
+    """The part of the caption a figure needs."""
+    first = records[0]
+    about = first.provenance
+    return (
+        f"Hessian of the cross-entropy of {about.get('data')}; adversarial: {first.attack['name']}, "
+        f"{first.threat['norm']} eps {radius(first.threat['eps'])}, held fixed; {about.get('precision')} precision, "
+        f"seed {about.get('seed')}, {about.get('device')}"
+    )
