@@ -137,7 +137,7 @@ def test_bad_options_and_models() -> None:
     net = dense_net()
     with pytest.raises(ConfigError, match="gamma must be a number >= 0"):
         awp_rise(surface(net), gamma=-1, steps=1)
-    with pytest.raises(ConfigError, match="awp steps must be a whole number >= 1"):
+    with pytest.raises(ConfigError, match="awp_steps must be a whole number >= 1"):
         awp_rise(surface(net), gamma=1, steps=0)
     with pytest.raises(ConfigError, match="rho must be a number >= 0"):
         sam_rise(surface(net), torch.eye(86, dtype=torch.float64), rho=float("nan"))

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.options import choose, count
+from flatrock.core.options import choose, count, weight
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import Seed
 from flatrock.diagnostics.exact import exact_curvature
 from flatrock.diagnostics.hessian import Hessian, Operator, by_layer, still
 from flatrock.diagnostics.moments import Moments, moments, products, with_trace_of
-from flatrock.diagnostics.pac_bayes import PacBayes, pac_bayes
+from flatrock.diagnostics.pac_bayes import PacBayes, check_scales, pac_bayes
 from flatrock.diagnostics.sharpness import AwpRise, LossSurface, SamRise, awp_rise, sam_rise, squared_norm
-from flatrock.diagnostics.spectrum import Spectrum, spectrum
+from flatrock.diagnostics.spectrum import Spectrum, check_spectrum, spectrum
 from flatrock.flatness.tensors import chosen
 
 METHODS = ("auto", "exact", "hutch++", "hutchinson")
@@ -49,6 +49,11 @@ class Settings:
         choose("curvature", "trace", self.trace, METHODS)
         # Two draws are the fewest that have a standard error.
         count("curvature", "probes", self.probes, least=2)
+        check_spectrum(runs=self.runs, steps=self.steps, top=self.top)
+        weight("curvature", "gamma", self.gamma)
+        count("curvature", "awp_steps", self.awp_steps, least=1)
+        weight("curvature", "rho", self.rho)
+        check_scales(sigma0=self.sigma0)
 
     def method(self, size: int) -> str:
         """How the trace of a network with this many parameters is found."""
@@ -123,6 +128,7 @@ def curvature(
     x are constants: adversarial inputs are attacked once, at these weights, and held fixed. `attack` makes new ones for
     moved weights (AWP's sharpness only). `beta` is PAC-Bayes' temperature, usually the number of training samples.
     """
+    check_scales(beta=beta)
     return _Measurement(
         model, x, y, settings or Settings(), batch_size, seed or Seed(0), task, progress or Silent()
     ).take(beta, attack)

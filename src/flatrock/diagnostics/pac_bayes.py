@@ -52,9 +52,7 @@ def pac_bayes(
     *, risk: float, squared_norm: float, trace: Estimate, sigma0: float, beta: float, diagonal: Tensor | None = None
 ) -> PacBayes:
     """The terms from the mean loss, ||w||^2, tr H and, if known, the diagonal of H."""
-    for name, value in (("sigma0", sigma0), ("beta", beta)):
-        if isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-            raise ConfigError(f"PAC-Bayes {name} must be a number > 0, got {value!r}")
+    check_scales(sigma0=sigma0, beta=beta)
     half = sigma0**2 / 2
     best_sigma0 = best = None
     if trace.value > 0 and squared_norm > 0:
@@ -70,6 +68,13 @@ def pac_bayes(
         best_sigma0=best_sigma0,
         best=best,
     )
+
+
+def check_scales(**scales: float) -> None:
+    """sigma0 and beta are numbers > 0; else ConfigError."""
+    for name, value in scales.items():
+        if isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+            raise ConfigError(f"PAC-Bayes {name} must be a number > 0, got {value!r}")
 
 
 def _logarithm(diagonal: Tensor, sigma0: float, beta: float) -> float | None:

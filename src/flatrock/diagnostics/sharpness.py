@@ -104,7 +104,7 @@ def awp_rise(
     for the moved network.
     """
     weight("curvature", "gamma", gamma)
-    count("curvature", "awp steps", steps, least=1)
+    count("curvature", "awp_steps", steps, least=1)
     weights = chosen(surface.model, "weights")
     start, slope = surface.slope()
     shift: Shift = {}

@@ -101,11 +101,8 @@ class Spectrum:
         )
 
 
-def spectrum(operator: Operator, *, runs: int, steps: int, top: int, seed: Seed) -> Spectrum:
-    """Stochastic Lanczos quadrature: `runs` of `steps` products each from random signs, averaged.
-
-    The extreme eigenvalues are those of the first run, which would not find the copies of a multiple eigenvalue.
-    """
+def check_spectrum(*, runs: int, steps: int, top: int) -> None:
+    """ConfigError if these options of `spectrum` cannot work together."""
     count("spectrum", "runs", runs, least=1)
     count("spectrum", "top", top, least=1)
     count("spectrum", "steps", steps, least=2)
@@ -113,6 +110,14 @@ def spectrum(operator: Operator, *, runs: int, steps: int, top: int, seed: Seed)
         raise ConfigError(
             f"spectrum: {steps} Lanczos steps cannot give {top} eigenvalues at each end; use at least {2 * top} steps"
         )
+
+
+def spectrum(operator: Operator, *, runs: int, steps: int, top: int, seed: Seed) -> Spectrum:
+    """Stochastic Lanczos quadrature: `runs` of `steps` products each from random signs, averaged.
+
+    The extreme eigenvalues are those of the first run, which would not find the copies of a multiple eigenvalue.
+    """
+    check_spectrum(runs=runs, steps=steps, top=top)
     like = torch.empty(operator.shape[0], dtype=operator.dtype, device=operator.device)
     found = [lanczos(operator, rademacher(like, seed.child(i)), steps=steps) for i in range(runs)]
     ends = list(zip(found[0].values.tolist(), found[0].errors.tolist(), strict=True))

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 WIDTH = 0.008
 POINTS = 1200
 SHORT = {ADVERSARIAL: "adv."}
-# Densities below this share of the largest are not drawn: tails of Gaussians, not eigenvalues.
-FLOOR = 1e-7
 INCHES_PER_LAYER = 0.32
 
 
@@ -125,17 +123,19 @@ def draw_spectra(records: Sequence[CurvatureRecord], path: Path) -> Path:
     low, high = min(nodes), max(nodes)
     reach = (high - low) or 1.0
     grid = torch.linspace(low - 0.04 * reach, high + 0.04 * reach, POINTS, dtype=torch.float64)
+    highest = 0.0
     for panel, loss in zip(panels, losses, strict=True):
         for i, (name, record) in enumerate(zip(labels(records), records, strict=True)):
             found = record.losses[loss]
             density = found.spectrum.density(grid, width=WIDTH * reach) * found.whole.count
+            highest = max(highest, float(density.max()))
             panel.plot(grid.tolist(), density.tolist(), label=name, linewidth=1.3, **line_style(i))
         dress(
             panel, f"{loss} loss", "eigenvalue of the Hessian", "" if panel is not panels[0] else "eigenvalues per unit"
         )
         panel.set_yscale("log")
-    most = max(record.losses[loss].whole.count for record in records for loss in losses) / (WIDTH * reach)
-    panels[0].set_ylim(bottom=max(0.02 / reach, FLOOR * most))
+    # One eigenvalue is a bump 0.4 / width high; far below that there are only tails of Gaussians.
+    panels[0].set_ylim(0.01 * 0.4 / (WIDTH * reach), 4 * highest)
     panels[-1].legend(frameon=False, fontsize=8)
     return finish(figure, _short(records), path)
 
