@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatErro
 from flatrock.core.rng import Seed
 from flatrock.core.threat import L2
 from flatrock.diagnostics.certificate import Certificate
-from flatrock.diagnostics.certify import certify
+from flatrock.diagnostics.certify import GPU_BATCH, certify
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.smoothed_attack import attack_smoothed
-from flatrock.diagnostics.smoothing import ABSTAIN, Smoothing
+from flatrock.diagnostics.smoothing import ABSTAIN, Smoothing, noise
 from flatrock.evaluation.evaluate import evaluate
+from flatrock.models.catalog import create_model
 
 QUICK = Smoothing(sigma=0.25, n0=50, n=500, alpha=0.01)
 
@@ -201,6 +203,32 @@ def test_what_cannot_be_certified_is_refused() -> None:
         certify(nn.Linear(4, 2), x, 2 * y, QUICK)
     with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
         certify(nn.Linear(4, 2), x, y, QUICK, batch_size=0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_counts_the_same_votes(noisy: tuple[nn.Module, Tensor, Tensor]) -> None:
+    """The noise is the same numbers; few votes lie so near a boundary that rounding in the network decides them."""
+    model, x, y = noisy
+    x, y = x[:5], y[:5]
+    assert torch.equal(noise(x[0].cuda(), 3, 100, Seed(1)).cpu(), noise(x[0], 3, 100, Seed(1)))
+    here, there = certify(model, x, y, QUICK), certify(deepcopy(model).cuda(), x.cuda(), y.cuda(), QUICK)
+    assert int((here.counts - there.counts).abs().sum()) <= 20
+    assert torch.equal(here.top, there.top)
+    assert there.provenance["batch_size"] == GPU_BATCH
+
+
+@pytest.mark.gpu
+def test_a_gpu_with_little_memory_counts_in_smaller_batches() -> None:
+    x, y = torch.rand(2, 3, 32, 32, generator=Seed(0).generator()), torch.zeros(2, dtype=torch.int64)
+    model, many = create_model("resnet20", seed=0).cuda(), replace(QUICK, n=40_000)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(3e9 / torch.cuda.mem_get_info()[1])
+    try:
+        short = certify(model, x, y, many, batch_size=40_000)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert 100 <= short.provenance["batch_size"] < 40_000
+    assert int(short.counts.sum()) == 80_000
 
 
 # To JSON and back

@@ -24,11 +24,12 @@ GRID = [f"{d}_{m}_{n}" for d, m, n in product(DATA, METHODS, NORMS)]
 REGULARISED = [f"cifar10_at_{n}_{r}" for n, r in product(NORMS, ("l1", "l2", "cutout", "mixup"))]
 PLAIN_DIGITS = ("standard", "at", "trades", "mart", "alp", "at_l2", "trades_l2")
 FLAT_DIGITS = ("trades_awp", "trades_rat", "trades_trh", "trades_s2o", "trades_swa", "trades_awp_rat_swa", "at_awp")
-DIGITS = [f"digits_{m}" for m in (*PLAIN_DIGITS, *FLAT_DIGITS, "at_sam", "atent", "entropy_sgd")]
+SMOOTH = ("smooth", "trades_smooth")
+DIGITS = [f"digits_{m}" for m in (*PLAIN_DIGITS, *FLAT_DIGITS, "at_sam", "atent", "entropy_sgd", *SMOOTH)]
 MNIST = ["mnist_at_linf", "mnist_trades_linf", "fashion_mnist_at_linf"]
 FLAT_MNIST = ["mnist_atent_linf", "mnist_atent_l2", "mnist_sgd", "mnist_entropy_sgd"]
 NETWORKS = ["cifar10_at_linf_wrn34", *(f"cifar10_trades_linf_{n}" for n in ("wrn34", "vgg16", "mobilenetv2"))]
-OURS = ["cifar10_at_fast", "cifar10_at_trh", "cifar10_trades_trh"]
+OURS = ["cifar10_at_fast", "cifar10_at_trh", "cifar10_trades_trh", *(f"cifar10_{m}" for m in SMOOTH)]
 OTHERS = [*DIGITS, "moons_at", "moons_standard", *MNIST, *FLAT_MNIST, *NETWORKS, *OURS]
 IN_TABLES = [row for rows in TABLE_ROWS.values() for row in rows]
 EXPECTED = sorted(GRID + OTHERS + IN_TABLES)
@@ -59,7 +60,7 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 135
+    assert len(EXPECTED) == len(set(EXPECTED)) == 139
     assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES
@@ -250,6 +251,25 @@ def test_moons_radius_is_the_papers_in_stored_units() -> None:
     assert recipe.threat.eps * SCALE == pytest.approx(0.02, rel=1e-15)
     assert (inner(recipe).steps, recipe.train.epochs, recipe.optimizer.lr) == (1, 100, 0.1)
     assert load_recipe("moons_standard").training_keys()["attack"]["name"] == "none"
+
+
+@pytest.mark.parametrize(("data", "sigma"), [("digits", 0.25), ("cifar10", 0.12)])
+def test_noise_of_the_smoothing_recipes(data: str, sigma: float) -> None:
+    noisy, stable = loaded(f"{data}_smooth"), loaded(f"{data}_trades_smooth")
+    for recipe in (noisy, stable):
+        assert (recipe.attack.name, recipe.attack.options) == ("gaussian", {"sigma": sigma})
+        assert recipe.threat.norm == "l2"
+    assert (noisy.objective.name, stable.objective.name) == ("at", "trades")
+    assert stable.objective.options == {"beta": 6}
+    others = [{**r.training_keys(), "objective": None} for r in (noisy, stable)]
+    assert others[0] == others[1]
+
+
+def test_smoothing_on_cifar_has_atents_network_and_the_steps_of_trades_smoothing() -> None:
+    recipe = loaded("cifar10_smooth")
+    assert (recipe.model.name, recipe.threat.eps, recipe.train.batch_size) == ("resnet20", 0.435, 256)
+    assert (recipe.optimizer.lr, recipe.optimizer.weight_decay, recipe.train.epochs) == (0.1, 1e-4, 55)
+    assert recipe.schedule.options["milestones"] == [50]
 
 
 def test_every_objective_method_and_optimizer_of_a_paper_has_a_recipe() -> None:

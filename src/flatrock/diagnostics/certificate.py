@@ -25,8 +25,8 @@ class Certificate:
     """Certified samples. Everything else is computed from `labels`, `top` and `counts`, as fractions of all samples.
 
     `top[i]` is the class that the n0 votes chose for sample i, `counts[i]` the n fresh votes by class (answers that are
-    not finite are no votes). `ids` are positions in the test set, `shape` is that of an input, `seconds` what each
-    sample took.
+    not finite are no votes). `ids` say which samples of the data set these are, `shape` is that of an input, `seconds`
+    what each sample took.
     """
 
     smoothing: Smoothing
