@@ -80,7 +80,7 @@ def test_a_trained_network_raises_no_doubt(digits: Any, digits_model: nn.Module,
 def test_nor_does_it_in_half_precision(digits: Any, digits_model: nn.Module) -> None:
     x, y = digits.test_x[:12], digits.test_y[:12]
     result = evaluate(digits_model, x, y, Linf(0.1), attacks=["pgd-20"], doubt=True, precision="half")
-    assert (result.provenance["precision"], result.findings) == ("float16", ())
+    assert (result.provenance["precision"], result.findings) == ("float16, fused", ())
 
 
 @pytest.mark.slow
