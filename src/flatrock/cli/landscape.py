@@ -90,8 +90,13 @@ def run(
             )
         check_alike(records)
         tell(records, at)
-        for file in draw(records, out or _beside(sources, records), at):
+        for file in draw(records, out or beside(sources, f"landscape-{plan.kind}"), at):
             say(f"drew {file}")
+
+
+def words(text: str) -> list[str]:
+    """The words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -119,7 +124,7 @@ def gather(
     progress: Progress,
 ) -> list[Landscape]:
     """One landscape per checkpoint meant; every source is looked at before the first is measured."""
-    names = [name.strip() for name in which.split(",") if name.strip()]
+    names = words(which)
     where = pick_device(device)
     found: list[Landscape | Path] = []
     for source in sources:
@@ -172,9 +177,9 @@ def draw(records: Sequence[Landscape], prefix: Path, at: float) -> list[Path]:
     return [*files, draw_page(records, prefix.with_name(f"{prefix.name}.html"))]
 
 
-def _beside(sources: Sequence[Path], records: Sequence[Landscape]) -> Path:
-    """Where figures go unless told: into the folder of the run, or of the runs."""
-    folders = [source if source.is_dir() else source.parent for source in sources]
-    if len(set(folders)) == 1:
-        return folders[0] / f"landscape-{records[0].kind}"
-    return Path(os.path.commonpath([folder.absolute() for folder in folders])) / f"landscape-{records[0].kind}"
+def beside(sources: Sequence[Path], name: str) -> Path:
+    """Where figures go unless told: into the folder of the run, or into the one that holds the runs."""
+    folders = {source if source.is_dir() else source.parent for source in sources}
+    if len(folders) == 1:
+        return folders.pop() / name
+    return Path(os.path.commonpath([folder.absolute() for folder in folders])) / name

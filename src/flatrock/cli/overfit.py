@@ -1,0 +1,81 @@
+"""`flatrock overfit`: runs -> robust accuracy and its gap over training, against the sharpness of kept weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.landscape import AttackName, BatchSize, DataDir, Device, Images, On, Precision, Seed, beside, words
+from flatrock.core.device import pick_device
+from flatrock.core.files import json_text, write_atomic
+from flatrock.core.numbers import number
+from flatrock.core.provenance import birth_certificate
+from flatrock.recipes.overfit import sharpness_plan, study_runs
+from flatrock.reports.overfit import draw_overfit, overfit_table
+
+SCHEMA = "flatrock.overfit/1"
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, trained with train.keep.every=N")]
+Which = Annotated[str, typer.Option(help="comma-separated: kept = every epoch kept, best, last, epoch-10")]
+Radius = Annotated[str, typer.Option(help="sharpness is the rise of the loss this far away, in filter norms")]
+Directions = Annotated[int, typer.Option(help="random directions")]
+Out = Annotated[Path | None, typer.Option(help="OUT.png, OUT.svg and OUT.json; default: beside the runs")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="measure again what was measured before")]
+
+
+def run(
+    runs: Runs,
+    which: Which = "kept",
+    radius: Radius = "0.5",
+    directions: Directions = 10,
+    on: On = None,
+    images: Images = None,
+    attack: AttackName = None,
+    precision: Precision = "auto",
+    batch_size: BatchSize = None,
+    data_dir: DataDir = None,
+    out: Out = None,
+    fresh: Fresh = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Draw best and last robust accuracy and the robust generalization gap against sharpness over training."""
+    with friendly("the same command goes on from the last finished point"):
+        where = pick_device(device)
+        plan = sharpness_plan(
+            number(radius),
+            directions=directions,
+            on=on,
+            images=images,
+            attack=attack,
+            seed=seed,
+            batch_size=batch_size,
+            precision=precision,
+        )
+        with TerminalProgress() as progress:
+            studies = study_runs(
+                runs,
+                plan,
+                which=words(which),
+                data_folder=data_dir,
+                device=where,
+                resume=not fresh,
+                progress=progress,
+            )
+        show(overfit_table(studies))
+        say("robust accuracy in percent (epoch); drop and gaps in points; sharpness in nats; correlation over epochs")
+        prefix = out or beside(runs, "overfit")
+        for ending in ("png", "svg"):
+            say(f"drew {draw_overfit(studies, prefix.with_name(f'{prefix.name}.{ending}'))}")
+        record = {
+            "schema": SCHEMA,
+            "runs": {name: study.to_dict() for name, study in studies.items()},
+            "plan": plan.described(),
+            "provenance": birth_certificate(device=where, seed=seed),
+        }
+        target = prefix.with_name(f"{prefix.name}.json")
+        write_atomic(target, json_text(record).encode())
+        say(f"wrote {target}")

@@ -1,0 +1,79 @@
+"""A run as a study of robust overfitting: its robust accuracies, and the landscapes of the epochs it kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flatrock.core.errors import StateError
+from flatrock.core.records import EpochRecord, Run
+from flatrock.diagnostics.surface import Array, Landscape
+
+
+@dataclass(frozen=True)
+class Study:
+    """A run and the weight-1d landscapes of epochs it kept; sharpness is the rise of the loss at the edge of the grid.
+
+    The gap is robust accuracy on training samples minus on the selection data, under the same attack.
+    """
+
+    run: Run
+    landscapes: tuple[Landscape, ...]
+
+    def __post_init__(self) -> None:
+        if not self.probed or not self.landscapes:
+            raise StateError(f"{self.run.folder} has no epoch that was probed for robust accuracy and kept; train on")
+
+    @property
+    def probed(self) -> list[EpochRecord]:
+        """The epochs whose accuracy was measured."""
+        return [r for r in self.run.records if r.robust is not None]
+
+    @property
+    def ends(self) -> tuple[EpochRecord, EpochRecord]:
+        """The best and the last epoch that was probed."""
+        return self.run.best or self.probed[-1], self.probed[-1]
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs whose landscape was measured."""
+        return [int(record.provenance["epoch"]) for record in self.landscapes]
+
+    @property
+    def rises(self) -> Array:
+        """Per epoch and direction: how much the adversarial loss rises at the edge of the grid, mean of both sides."""
+        return np.stack([record.rise_at(record.axis[-1]) for record in self.landscapes])
+
+    @property
+    def pairs(self) -> Array:
+        """Rows of gap (a fraction) and mean sharpness, of the epochs that have both."""
+        gaps = {r.epoch: r.gap for r in self.probed}
+        rows = zip(self.epochs, self.rises.mean(1).tolist(), strict=True)
+        both = [(gap, rise) for epoch, rise in rows if (gap := gaps.get(epoch)) is not None]
+        return np.array(both, dtype=np.float64).reshape(-1, 2)
+
+    @property
+    def correlation(self) -> float:
+        """Spearman's rank correlation of gap and sharpness over epochs; NaN for fewer than three."""
+        from scipy.stats import spearmanr
+
+        pairs = self.pairs
+        if len(pairs) < 3 or min(len(set(column)) for column in pairs.T.tolist()) < 2:
+            return float("nan")
+        return float(spearmanr(pairs[:, 0], pairs[:, 1]).statistic)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: what the figure shows."""
+        best = self.run.best
+        return {
+            "epochs": [r.epoch for r in self.probed],
+            "robust": [r.robust for r in self.probed],
+            "train_robust": [r.train_robust for r in self.probed],
+            "gap": [r.gap for r in self.probed],
+            "best_epoch": None if best is None else best.epoch,
+            "kept": self.epochs,
+            "sharpness": self.rises.tolist(),
+            "correlation": None if np.isnan(self.correlation) else self.correlation,
+        }

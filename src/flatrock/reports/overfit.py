@@ -1,0 +1,91 @@
+"""Robust overfitting: accuracy and its generalization gap over training, against how sharp the kept weights lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flatrock.diagnostics.overfit import Study
+from flatrock.reports.landscape import caption, spread
+from flatrock.reports.style import MARKS, blank, dress, finish, line_style
+from flatrock.reports.table import Table, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HEADER = ("run", "best", "last", "drop", "gap best", "gap last", "sharpness last", "rank corr.")
+
+
+def overfit_table(studies: Mapping[str, Study]) -> Table:
+    """One row per run: robust accuracy of the best and the last epoch, their gaps, and the last sharpness."""
+    rows = []
+    for name, study in studies.items():
+        best, last = study.ends
+        rows.append(
+            (
+                name,
+                f"{percent(best.robust)} ({best.epoch})",
+                f"{percent(last.robust)} ({last.epoch})",
+                percent((best.robust or 0) - (last.robust or 0)),
+                percent(best.gap),
+                percent(last.gap),
+                spread(study.rises[-1]),
+                "" if np.isnan(study.correlation) else f"{study.correlation:+.2f}",
+            )
+        )
+    return Table(HEADER, tuple(rows))
+
+
+def draw_overfit(studies: Mapping[str, Study], path: Path) -> Path:
+    """Robust accuracy, its gap and the sharpness of kept weights over epochs, and the last two against each other."""
+    figure = blank(15, 4.1)
+    accuracy, gap, sharp, cloud = figure.subplots(1, 4)
+    for i, (name, study) in enumerate(studies.items()):
+        style = line_style(i)
+        _accuracy(accuracy, study, style)
+        x = [r.epoch for r in study.probed]
+        gap.plot(x, [np.nan if r.gap is None else 100 * r.gap for r in study.probed], linewidth=1.6, **style)
+        _sharpness(sharp, study, style)
+        known = "" if np.isnan(study.correlation) else f" ({study.correlation:+.2f})"
+        mark = MARKS[i % len(MARKS)]
+        cloud.plot(100 * study.pairs[:, 0], study.pairs[:, 1], mark, color=style["color"], markersize=5, alpha=0.8)
+        cloud.plot([], [], mark, color=style["color"], markersize=5, label=f"{name}{known}")
+    first = next(iter(studies.values()))
+    where = first.probed[0].selected_on.replace("_", "-")
+    at = f"{first.landscapes[0].axis[-1]:g}"
+    dress(accuracy, "robust accuracy", "epoch", "percent", whole_x=True)
+    dress(gap, f"robust generalization gap (train - {where})", "epoch", "points", whole_x=True)
+    dress(sharp, f"sharpness of kept weights: rise at {at}", "epoch", "nats, mean ± std over directions", whole_x=True)
+    dress(cloud, "gap against sharpness, by epoch", "robust generalization gap, points", "sharpness, nats")
+    gap.axhline(0, color="0.7", linewidth=0.8, zorder=0)
+    sharp.set_ylim(bottom=0)
+    cloud.set_ylim(bottom=0)
+    for label, line in ((where, "-"), ("train", "--"), ("best epoch", "o"), ("last epoch", "s")):
+        accuracy.plot([], [], line, color="0.3", label=label, markersize=5)
+    accuracy.legend(frameon=False, fontsize=8)
+    cloud.legend(frameon=False, fontsize=8, title="run (rank correlation)", title_fontsize=8)
+    return finish(figure, _caption(list(studies.values())), path)
+
+
+def _accuracy(axes: Axes, study: Study, style: dict[str, Any]) -> None:
+    x = [r.epoch for r in study.probed]
+    axes.plot(x, [100 * (r.robust or 0) for r in study.probed], linewidth=1.6, **style)
+    seen = [np.nan if r.train_robust is None else 100 * r.train_robust for r in study.probed]
+    axes.plot(x, seen, linewidth=1.0, color=style["color"], linestyle="--")
+    for end, mark in zip(study.ends, "os", strict=True):
+        axes.plot(end.epoch, 100 * (end.robust or 0), mark, color=style["color"], markersize=5)
+
+
+def _sharpness(axes: Axes, study: Study, style: dict[str, Any]) -> None:
+    mean = study.rises.mean(1)
+    axes.plot(study.epochs, mean, linewidth=1.6, marker="o", markersize=3, **style)
+    if study.rises.shape[1] > 1:
+        std = study.rises.std(1, ddof=1)
+        axes.fill_between(study.epochs, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _caption(studies: Sequence[Study]) -> str:
+    return f"accuracies under the recipe's selection attack. Sharpness: {caption([s.landscapes[-1] for s in studies])}"
