@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.threat import rows
-from flatrock.evaluation.fused import fused
-from flatrock.evaluation.replay import Replay
+from flatrock.models.fused import fused
+from flatrock.models.replay import Replay
 
 # Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
 # ratios of logits can have huge ones; half precision would round the first to zero and the second to infinity.

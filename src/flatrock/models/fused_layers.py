@@ -32,7 +32,7 @@ class _Kernel(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, relu: bool, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
-        from flatrock.evaluation.affine_triton import affine
+        from flatrock.models.affine_triton import affine
 
         out, total = affine(x, y, scale, shift, relu=relu, keep=keep)
         ctx.save_for_backward(scale, out if relu else None)
@@ -42,7 +42,7 @@ class _Kernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-        from flatrock.evaluation.affine_triton import affine_backward
+        from flatrock.models.affine_triton import affine_backward
 
         scale, out = ctx.saved_tensors
         grad, more = grads

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from flatrock.core.rng import Seed, kept_global_rng
-from flatrock.evaluation.fused import fused
-from flatrock.evaluation.fused_layers import Affine, PaddedConv
-from flatrock.evaluation.replay import LARGEST, OFTEN, Replay
+from flatrock.models.fused import fused
+from flatrock.models.fused_layers import Affine, PaddedConv
+from flatrock.models.replay import LARGEST, OFTEN, Replay
 from flatrock.models.catalog import create_model
 
 NETWORKS = ["preact_resnet18", "resnet18", "resnet20", "vgg16_bn", "mobilenet_v2", "digits_cnn", "moons_mlp"]

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from flatrock.evaluation.fused_layers import Affine, PaddedConv, fixed, narrow
+from flatrock.models.fused_layers import Affine, PaddedConv, fixed, narrow
 
 RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
 SUMS = (operator.add, torch.add)
