@@ -132,17 +132,20 @@ def study(name: str, folder: Path, seed: int, progress: Progress, jobs: int) -> 
 
 def over_seeds(folder: Path, seeds: int, progress: Progress, jobs: int) -> dict[str, Any]:
     """Sum and spread of the whole network, mean over some epochs, of every variant and seed."""
-    found: dict[str, Any] = {}
-    for name, recipe in RECIPES.items():
-        rows: dict[str, list[float]] = {"sum": [], "std": []}
+    tasks: list[Task] = []
+    for recipe in RECIPES.values():
         for seed in range(seeds):
             files = trained(recipe, seed, folder, 1 if seed == 0 else 10, progress)
-            tasks = [(recipe, seed, files[epoch], False) for epoch in COMPARED]
-            moments = [m["whole"] for m in measured(tasks, f"{name}, seed {seed}", progress, jobs)]
-            rows["sum"].append(statistics.mean(m.trace.value for m in moments))
-            rows["std"].append(statistics.mean(m.spread.value for m in moments))
-        found[name] = rows
-    return {"epochs": list(COMPARED), **found}
+            tasks += [(recipe, seed, files[epoch], False) for epoch in COMPARED]
+    whole = iter([moments["whole"] for moments in measured(tasks, "curvature, all seeds", progress, jobs)])
+    found: dict[str, Any] = {"epochs": list(COMPARED)}
+    for name in RECIPES:
+        runs = [[next(whole) for _ in COMPARED] for _ in range(seeds)]
+        found[name] = {
+            "sum": [statistics.mean(m.trace.value for m in run) for run in runs],
+            "std": [statistics.mean(m.spread.value for m in run) for run in runs],
+        }
+    return found
 
 
 def draw(runs: Mapping[str, Mapping[str, Any]], path: Path, text: str) -> None:
@@ -150,7 +153,9 @@ def draw(runs: Mapping[str, Mapping[str, Any]], path: Path, text: str) -> None:
     figure = blank(13, 6)
     axes = figure.subplots(2, len(LAYERS), sharex=True)
     for column, (layer, title) in enumerate(LAYERS.items()):
-        for row, (what, label) in enumerate((("sum", "sum of eigenvalues (trace)"), ("std", "standard deviation"))):
+        for row, (what, label) in enumerate(
+            (("sum", "sum of eigenvalues (trace)"), ("std", "standard deviation of eigenvalues"))
+        ):
             panel = axes[row, column]
             for colour, line, (name, run) in zip(COLOURS, LINES, runs.items(), strict=False):
                 values, errors = run[layer][what], run[layer][f"{what}_error"]
