@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.models.catalog import create_model
 from flatrock.models.fused import fused
 from flatrock.models.fused_layers import Affine, PaddedConv
 from flatrock.models.replay import LARGEST, OFTEN, Replay
-from flatrock.models.catalog import create_model
 
 NETWORKS = ["preact_resnet18", "resnet18", "resnet20", "vgg16_bn", "mobilenet_v2", "digits_cnn", "moons_mlp"]
 
@@ -209,7 +209,7 @@ def test_without_a_gpu_nothing_is_recorded() -> None:
 def test_padded_convolutions(how: dict[str, Any]) -> None:
     conv = nn.Conv2d(3, 5, 3, **how).double()
     x = torch.rand(2, 3, 9, 9, dtype=torch.float64, generator=Seed(1).generator())
-    padded = PaddedConv(conv)
+    padded = PaddedConv(conv, "conv")
     assert padded.weight.shape == (5, 8, 3, 3)
     assert torch.allclose(padded(x), conv(x), rtol=1e-12, atol=1e-12)
 
@@ -222,7 +222,7 @@ def test_padded_convolutions(how: dict[str, Any]) -> None:
 def test_the_kernels_on_a_gpu(shape: tuple[int, ...], relu: bool, terms: int, keep: bool) -> None:
     x = torch.randn(2, *shape, generator=Seed(1).generator())
     norm: nn.Module = nn.BatchNorm2d(shape[1]) if len(shape) == 4 else nn.BatchNorm1d(shape[1])
-    layer = Affine(stirred(norm), relu=relu, keep=keep)  # type: ignore[arg-type]
+    layer = Affine(stirred(norm), "norm", relu=relu, keep=keep)
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         leaf = x.clone().requires_grad_(True)

@@ -24,10 +24,10 @@ def fused(model: nn.Module, *, trace: bool = True) -> tuple[nn.Module, bool]:
     """
     traced = _traced(model) if trace else None
     if traced is None:
-        for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if fixed(child):
-                    setattr(parent, name, Affine(child))  # type: ignore[arg-type]
+        for name, module in list(model.named_modules()):
+            if fixed(module):
+                parent, _, last = name.rpartition(".")
+                setattr(model.get_submodule(parent), last, Affine(module, name))
         return model, False
     surgery = _Surgery(traced)
     for node in list(traced.graph.nodes):
@@ -64,19 +64,19 @@ class _Surgery:
         if module is not None and fixed(module):
             self._fuse(node, module)
         elif module is not None and narrow(module):
-            self._replace(node, self._insert(node, PaddedConv(module), node.args))
+            self._replace(node, self._insert(node, PaddedConv(module, str(node.target)), node.args))
 
     def _fuse(self, node: fx.Node, norm: nn.Module) -> None:
         """One Affine for a BatchNorm, the sum before it and the ReLU behind it (if nothing reads in between)."""
-        users = list(node.users)
+        users, name = list(node.users), str(node.target)
         relu = len(users) == 1 and self._is_relu(users[0])
         source = node.args[0]
         last = users[0] if relu else node
         if not (isinstance(source, fx.Node) and _is_sum(source)):
-            self._replace(last, self._insert(node, Affine(norm, relu=relu), node.args))  # type: ignore[arg-type]
+            self._replace(last, self._insert(node, Affine(norm, name, relu=relu), node.args))
         else:  # the kernel takes the place of the sum; whoever else reads the sum gets it from there
             keep = len(source.users) > 1
-            new = self._insert(source, Affine(norm, relu=relu, keep=keep), source.args)  # type: ignore[arg-type]
+            new = self._insert(source, Affine(norm, name, relu=relu, keep=keep), source.args)
             with self.traced.graph.inserting_before(source):
                 out, total = (self.traced.graph.call_function(operator.getitem, (new, i)) for i in (0, 1))
             self._replace(last, out if keep else new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -54,23 +55,19 @@ class Affine(nn.Module):
     """(x + y) * scale + shift per channel, then ReLU if asked for: a BatchNorm with fixed statistics, behind a sum.
 
     scale = weight / sqrt(var + eps), shift = bias - mean * scale. Both are plain attributes, not buffers: rounding
-    the network to half precision must not round them. With `keep` the sum x + y is returned too.
+    the network to half precision must not round them. With `keep` the sum x + y is returned too. `source` is the name
+    of the BatchNorm in its network.
     """
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, *, relu: bool = False, keep: bool = False) -> None:
+    def __init__(self, norm: nn.Module, source: str, *, relu: bool = False, keep: bool = False) -> None:
         super().__init__()
-        assert norm.running_mean is not None
+        assert isinstance(norm, NORMS)
         assert norm.running_var is not None
-        scale = (norm.running_var.detach().double() + norm.eps).rsqrt()
-        if norm.weight is not None:
-            scale = scale * norm.weight.detach().double()
-        shift = -norm.running_mean.detach().double() * scale
-        if norm.bias is not None:
-            shift = shift + norm.bias.detach().double()
         # Reduced precision never gets below float32 here, and double stays double.
         kind = torch.promote_types(norm.running_var.dtype, torch.float32)
-        self.scale, self.shift = scale.to(kind), shift.to(kind)
-        self.relu, self.keep = relu, keep
+        self.scale, self.shift = (torch.empty_like(norm.running_var, dtype=kind) for _ in range(2))
+        self.source, self.relu, self.keep = source, relu, keep
+        follow([self], [norm])
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """In float32 or better; the results have the dtype of x."""
@@ -86,8 +83,9 @@ class Affine(nn.Module):
 class PaddedConv(nn.Module):
     """A convolution of few channels with zero channels beside them: tensor cores want groups of 8."""
 
-    def __init__(self, conv: nn.Conv2d) -> None:
+    def __init__(self, conv: nn.Conv2d, source: str) -> None:
         super().__init__()
+        self.source = source
         self.missing = -conv.in_channels % GROUP
         self.weight = nn.Parameter(F.pad(conv.weight.detach(), (0, 0, 0, 0, 0, self.missing)))
         self.bias = None if conv.bias is None else nn.Parameter(conv.bias.detach())
@@ -96,6 +94,33 @@ class PaddedConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """What the convolution gives."""
         return F.conv2d(F.pad(x, (0, 0, 0, 0, 0, self.missing)), self.weight, self.bias, **self.how)
+
+
+def follow(affines: Sequence[Affine], norms: Sequence[nn.Module]) -> None:
+    """Take over what these BatchNorms hold now: scale = weight / sqrt(var + eps), shift = bias - mean * scale.
+
+    All layers together, in a few launches; scale and shift stay where they are in memory.
+    """
+    pairs = [(a, n) for a, n in zip(affines, norms, strict=True) if isinstance(n, NORMS)]
+    if not pairs:
+        return
+
+    def held(name: str) -> list[Tensor]:
+        return [getattr(n, name).detach().to(a.scale.dtype) for a, n in pairs if getattr(n, name) is not None]
+
+    with torch.no_grad():
+        scale = list(torch._foreach_add(held("running_var"), [n.eps for _, n in pairs]))
+        torch._foreach_rsqrt_(scale)
+        with_weight = [s for s, (_, n) in zip(scale, pairs, strict=True) if n.weight is not None]
+        if with_weight:
+            torch._foreach_mul_(with_weight, held("weight"))
+        shift = list(torch._foreach_mul(held("running_mean"), scale))
+        torch._foreach_neg_(shift)
+        with_bias = [s for s, (_, n) in zip(shift, pairs, strict=True) if n.bias is not None]
+        if with_bias:
+            torch._foreach_add_(with_bias, held("bias"))
+        torch._foreach_copy_([a.scale for a, _ in pairs], scale)
+        torch._foreach_copy_([a.shift for a, _ in pairs], shift)
 
 
 def fixed(module: nn.Module) -> bool:

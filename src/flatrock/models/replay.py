@@ -1,4 +1,4 @@
-"""Forward passes on a GPU, recorded once per batch size and replayed: small batches then cost no launches."""
+"""Passes of a network on a GPU, recorded once per batch size and replayed: small batches then cost no launches."""
 
 from __future__ import annotations
 
@@ -20,45 +20,88 @@ OFTEN = 8
 FREE = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Recording:
-    graph: torch.cuda.CUDAGraph
+    """A forward pass and, if asked for, the backward pass that belongs to it."""
+
+    forward: torch.cuda.CUDAGraph
     x: Tensor
     logits: Tensor
+    backward: torch.cuda.CUDAGraph | None = None
+    grad_logits: Tensor | None = None
+    grad_x: Tensor | None = None
+    turn: int = 0  # forward passes replayed so far
+
+    def answer(self, x: Tensor) -> Tensor:
+        """Replay the forward pass on these rows."""
+        self.x.detach()[: x.shape[0]].copy_(x)
+        self.forward.replay()
+        self.turn += 1
+        return self.logits.detach()[: x.shape[0]].clone()
+
+
+class _Through(torch.autograd.Function):
+    """A replayed forward pass whose gradient is a replayed backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, recording: _Recording) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.recording = recording
+        out = recording.answer(x)
+        ctx.turn = recording.turn
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        recording: _Recording = ctx.recording
+        (x,) = ctx.saved_tensors
+        if recording.turn != ctx.turn:  # a later pass has overwritten what this one left for its gradient
+            recording.answer(x)
+            ctx.turn = recording.turn
+        assert recording.backward is not None
+        assert recording.grad_logits is not None
+        assert recording.grad_x is not None
+        recording.grad_logits[: x.shape[0]].copy_(grads[0])
+        recording.backward.replay()
+        return recording.grad_x[: x.shape[0]].clone(), None
 
 
 class Replay:
-    """Calls `work` on batches without gradients; a size that comes often is recorded as a CUDA graph.
+    """Calls `work` on batches; a size that comes often is recorded as a CUDA graph.
 
-    `work` must be a plain sequence of GPU operations that treats every row for itself: rows that fill a batch up to
-    a recorded size hold whatever was there before.
+    `work` must be a plain sequence of GPU operations that treats every row for itself (rows that fill a batch up to a
+    recorded size hold whatever was there before), on tensors that stay where they are in memory; their values may
+    change. With `gradients` gradients of x are recorded too; without, they do not pass.
     """
 
-    def __init__(self, work: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, work: Callable[[Tensor], Tensor], *, gradients: bool = False) -> None:
         self._work = work
+        self._gradients = gradients
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._recorded: dict[tuple[int, ...], _Recording] = {}
         self._pool: Any = None
         self._refused = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What `work` says of x; gradients do not pass."""
+        """What `work` says of x."""
         if self._refused or not x.is_cuda or not 0 < x.shape[0] <= LARGEST:
             return self._work(x)
-        key = (-(-x.shape[0] // MULTIPLE) * MULTIPLE, *x.shape[1:])
+        through = self._gradients and x.requires_grad and torch.is_grad_enabled()
+        key = (int(through), -(-x.shape[0] // MULTIPLE) * MULTIPLE, *x.shape[1:])
         recording = self._recorded.get(key)
         if recording is None:
             self._seen[key] += 1
             if self._seen[key] < OFTEN:
                 return self._work(x)
-            tensor = torch.zeros(key, dtype=x.dtype, device=x.device)
+            tensor = torch.zeros(key[1:], dtype=x.dtype, device=x.device, requires_grad=through)
             self._refused = not self._rehearsed(tensor)
             if self._refused:
                 return self._work(x)
             recording = self._recorded[key] = self._record(tensor)
-        recording.x[: x.shape[0]].copy_(x)
-        recording.graph.replay()
-        return recording.logits[: x.shape[0]].clone()
+        if not through:
+            return recording.answer(x)
+        out: Tensor = _Through.apply(x, recording)  # type: ignore[no-untyped-call]
+        return out
 
     def _rehearsed(self, x: Tensor) -> bool:
         """Whether a pass of this size ran without waiting for the GPU, which a recording cannot, and memory is left.
@@ -71,7 +114,9 @@ class Replay:
         try:
             torch.cuda.set_sync_debug_mode("error")
             with torch.cuda.stream(side):  # libraries choose and allocate on the first call of a shape
-                self._work(x)
+                logits = self._work(x)
+                if x.requires_grad:
+                    torch.autograd.grad(logits, x, torch.zeros_like(logits))
         except RuntimeError:
             return False
         finally:
@@ -81,8 +126,16 @@ class Replay:
         return free > FREE * total
 
     def _record(self, x: Tensor) -> _Recording:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        forward = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(forward, pool=self._pool):
             logits = self._work(x)
-        self._pool = graph.pool()
-        return _Recording(graph, x, logits)
+        self._pool = forward.pool()
+        recording = _Recording(forward, x, logits)
+        if x.requires_grad:
+            recording.grad_logits = torch.zeros_like(logits.detach())
+            recording.backward = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(recording.backward, pool=self._pool):
+                # Kept: what the forward pass saved must not be given to a later recording.
+                (grad,) = torch.autograd.grad(logits, x, recording.grad_logits, retain_graph=True)
+            recording.grad_x = grad
+        return recording

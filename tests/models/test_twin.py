@@ -1,0 +1,140 @@
+"""The twin attacks query while training: follows the weights, agrees with the network, gives input gradients only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.models.catalog import create_model
+from flatrock.models.classifier import Classifier
+from flatrock.models.twin import Twin
+
+NETWORKS = ["preact_resnet18", "resnet18", "wide_resnet28_4", "vgg16_bn", "mobilenet_v2", "digits_cnn", "moons_mlp"]
+
+
+def drifted(model: Classifier, seed: int) -> None:
+    """Change every weight and statistic in place, as training does."""
+    generator = Seed(seed).generator()
+    with torch.no_grad():
+        for p in model.parameters():
+            noise = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device)
+            p.add_(0.1 * p.abs().mean() * noise)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                like = module.running_mean
+                like.copy_(torch.randn(like.shape, generator=generator))
+                module.running_var.copy_(0.5 + 1.5 * torch.rand(like.shape, generator=generator))
+
+
+def gradient(model: nn.Module, x: Tensor) -> Tensor:
+    leaf = x.clone().requires_grad_(True)
+    (grad,) = torch.autograd.grad(model(leaf).square().sum(), leaf)
+    return grad
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_follows_the_network(name: str) -> None:
+    model = create_model(name, num_classes=5, normalize=None).double().eval()
+    x = torch.rand(3, *model.input_shape, dtype=torch.float64, generator=Seed(1).generator())
+    twin = Twin(model, torch.float64)
+    assert twin.plain
+    for seed in (1, 2):
+        drifted(model, seed)
+        twin.follow()
+        with torch.no_grad():
+            true, got = model(x), twin(x)
+        assert got.dtype == torch.float32
+        assert float((got - true).abs().max()) <= 1e-6 * float(true.abs().max())
+        true_grad = gradient(model, x)
+        assert float((gradient(twin, x) - true_grad).abs().max()) <= 1e-5 * float(true_grad.abs().max())
+
+
+def test_follows_a_network_whose_tensors_were_replaced() -> None:
+    model = create_model("digits_cnn", num_classes=10).eval()
+    twin = Twin(model, torch.float32)
+    drifted(model, 1)
+    model.double().float()  # new tensors in the old places
+    drifted(model, 2)
+    twin.follow()
+    x = torch.rand(3, *model.input_shape)
+    assert float((twin(x) - model(x)).detach().abs().max()) < 1e-4
+
+
+def test_stays_behind_until_told() -> None:
+    model = create_model("digits_cnn", num_classes=10).eval()
+    twin = Twin(model, torch.float32)
+    x = torch.rand(3, *model.input_shape)
+    before = twin(x)
+    drifted(model, 1)
+    assert torch.equal(twin(x), before)
+    twin.follow()
+    assert not torch.equal(twin(x), before)
+
+
+def test_leaves_the_network_alone() -> None:
+    model = create_model("digits_cnn", num_classes=10, normalize="centered").train()
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    twin = Twin(model, torch.bfloat16)
+    twin.follow()
+    gradient(twin, torch.rand(4, *model.input_shape))
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert model.training
+    assert all(m.training for m in model.modules())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert not any(p.requires_grad for p in twin.parameters())
+    assert {p.dtype for p in twin.parameters()} == {torch.bfloat16}
+    assert "_source" not in dict(twin.named_modules())
+
+
+class Aliasing(Classifier):
+    """A trace of it is another function."""
+
+    def __init__(self) -> None:
+        super().__init__(input_shape=(4,), num_classes=3)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 3)
+
+    def embed(self, x: Tensor) -> Tensor:
+        first: Tensor = self.norm(x)
+        second = first
+        first += 5 * x.flip(1)
+        return F.relu(second)
+
+
+def test_a_network_that_a_trace_gets_wrong_is_copied_as_it_is() -> None:
+    with kept_global_rng(seed=Seed(1)):
+        model = Aliasing().double().eval()
+    drifted(model, 1)
+    twin = Twin(model, torch.float64)
+    drifted(model, 2)
+    twin.follow()
+    x = torch.rand(5, 4, dtype=torch.float64)
+    assert not twin.plain
+    assert float((twin(x) - model(x)).detach().abs().max()) < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["preact_resnet18", "resnet18"])
+def test_replayed_passes_on_a_gpu(name: str) -> None:
+    """Recorded forward and backward passes follow weights that change, in any order, also for a smaller last batch."""
+    model = create_model(name, num_classes=10).eval().cuda()
+    drifted(model, 1)
+    twin = Twin(model, torch.float32)
+    cosine = nn.CosineSimilarity(dim=1)
+    for step in range(30):
+        drifted(model, step)
+        size = 104 if step % 5 == 4 else 128
+        x = torch.rand(size, 3, 32, 32, generator=Seed(step).generator()).cuda()
+        twin.follow()
+        first, second = x.clone().requires_grad_(True), (0.5 * x).requires_grad_(True)
+        one, two = twin(first), twin(second)  # the second pass overwrites what the first left for its gradient
+        for leaf, out in ((second, two), (first, one)):
+            (grad,) = torch.autograd.grad(out.square().sum(), leaf)
+            true = gradient(model, leaf.detach())
+            assert float(cosine(grad.flatten(1), true.flatten(1)).min()) > 0.99
+    assert len(twin._replay._recorded) == 1
