@@ -75,7 +75,7 @@ def test_a_study_pairs_gaps_with_sharpness_where_it_has_both() -> None:
 
 def test_the_table_tells_best_from_last() -> None:
     row = overfit_table({"a": made_up()}).rows[0]
-    assert row == ("a", "60.00 (2)", "40.00 (5)", "20.00", "10.00", "55.00", "6.000 ± 4.243", "+1.00")
+    assert row == ("a", "60.0 (2)", "40.0 (5)", "10.0", "55.0", "6.00 ± 4.24", "+1.00")
 
 
 def test_a_run_that_was_never_probed_is_no_study() -> None:

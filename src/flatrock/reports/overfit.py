@@ -11,12 +11,13 @@ import numpy as np
 from flatrock.diagnostics.overfit import Study
 from flatrock.reports.landscape import caption, spread
 from flatrock.reports.style import MARKS, blank, dress, finish, line_style
-from flatrock.reports.table import Table, percent
+from flatrock.reports.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HEADER = ("run", "best", "last", "drop", "gap best", "gap last", "sharpness last", "rank corr.")
+# In two lines: all columns must fit into 80 letters.
+HEADER = ("run", "best\n(epoch)", "last\n(epoch)", "gap\nbest", "gap\nlast", "sharpness\nlast", "rank\ncorr.")
 
 
 def overfit_table(studies: Mapping[str, Study]) -> Table:
@@ -27,22 +28,24 @@ def overfit_table(studies: Mapping[str, Study]) -> Table:
         rows.append(
             (
                 name,
-                f"{percent(best.robust)} ({best.epoch})",
-                f"{percent(last.robust)} ({last.epoch})",
-                percent((best.robust or 0) - (last.robust or 0)),
-                percent(best.gap),
-                percent(last.gap),
-                spread(study.rises[-1]),
+                *(f"{_points(end.robust)} ({end.epoch})" for end in (best, last)),
+                *(_points(end.gap) for end in (best, last)),
+                spread(study.rises[-1], 2),
                 "" if np.isnan(study.correlation) else f"{study.correlation:+.2f}",
             )
         )
     return Table(HEADER, tuple(rows))
 
 
+def _points(share: float | None) -> str:
+    """0.512 -> '51.2'; nothing for nothing."""
+    return "" if share is None else f"{100 * share:.1f}"
+
+
 def draw_overfit(studies: Mapping[str, Study], path: Path) -> Path:
     """Robust accuracy, its gap and the sharpness of kept weights over epochs, and the last two against each other."""
-    figure = blank(15, 4.1)
-    accuracy, gap, sharp, cloud = figure.subplots(1, 4)
+    figure = blank(11, 7.4)
+    (accuracy, gap), (sharp, cloud) = figure.subplots(2, 2)
     for i, (name, study) in enumerate(studies.items()):
         style = line_style(i)
         _accuracy(accuracy, study, style)
