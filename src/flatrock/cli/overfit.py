@@ -67,7 +67,7 @@ def run(
             )
         show(overfit_table(studies))
         say(
-            "robust accuracy, percent; gap: train minus selection data, points; sharpness: nats; correlation: over epochs"
+            "robust accuracy: percent; gap, train minus selection data: points; sharpness: nats; correlation over epochs"
         )
         prefix = out or beside(runs, "overfit")
         for ending in ("png", "svg"):
