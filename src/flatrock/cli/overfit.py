@@ -66,9 +66,7 @@ def run(
                 progress=progress,
             )
         show(overfit_table(studies))
-        say(
-            "robust accuracy: percent; gap, train minus selection data: points; sharpness: nats; correlation over epochs"
-        )
+        say("robust accuracy in percent; gap, train minus selection data, in points; sharpness in nats")
         prefix = out or beside(runs, "overfit")
         for ending in ("png", "svg"):
             say(f"drew {draw_overfit(studies, prefix.with_name(f'{prefix.name}.{ending}'))}")
