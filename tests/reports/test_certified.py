@@ -65,3 +65,8 @@ def test_the_caption_says_what_was_done() -> None:
     told = caption({"mine": certificate(provenance=about)})
     for part in ("cifar10 test, 10 of 10000 samples", "sigma 0.12, n0 10, n 100, alpha 0.001", "seed 3", "0.180"):
         assert part in told
+    alike = {"mine": certificate(provenance=about), "yours": certificate(provenance=about)}
+    assert caption(alike) == told, "said once"
+    other = caption({**alike, "other": certificate(smoothing=Smoothing(sigma=0.5, n=100))})
+    assert "mine: cifar10" in other
+    assert "other: 10 samples; sigma 0.5" in other

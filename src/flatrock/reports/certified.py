@@ -52,7 +52,7 @@ def draw_certified(
     for i, (name, certificate) in enumerate(certificates.items()):
         _curve(axes, certificate, name, i)
     for i, (name, points) in enumerate((attacked or {}).items()):
-        mark, colour = MARKS[i % len(MARKS)], COLOURS[-1 - i % len(COLOURS)]
+        mark, colour = MARKS[i % len(MARKS)], COLOURS[(len(certificates) + i) % len(COLOURS)]
         x, y = zip(*points, strict=True)
         shares = [100 * share for share in y]
         axes.plot(x, shares, color=colour, linestyle=":", linewidth=1, marker=mark, markersize=4, label=name)
@@ -60,7 +60,7 @@ def draw_certified(
     for radius in radii:
         axes.axvline(radius, color="0.6", linewidth=0.8, zorder=0)
     first = next(iter(certificates.values()))
-    dress(axes, "accuracy of the smoothed classifier", "L2 radius, pixel units of [0, 1]", "percent of all samples")
+    dress(axes, "certified accuracy", "L2 radius, pixel units of [0, 1]", "percent of all samples")
     axes.set_ylim(0, 102)
     axes.set_xlim(0, 1.04 * end)
     if len({c.dimension for c in certificates.values()}) == 1:
@@ -83,17 +83,21 @@ def _curve(axes: Axes, certificate: Certificate, name: str, i: int) -> None:
 
 
 def caption(certificates: Mapping[str, Certificate]) -> str:
-    """What a reader must know to compare: data, noise, votes, error probability, seed, device."""
-    told = []
-    for name, c in certificates.items():
-        s, about = c.smoothing, c.provenance
-        said = f"sigma {s.sigma:g}, n0 {s.n0}, n {s.n}, alpha {s.alpha:g}; tick: largest radius {s.largest_radius:.3f}"
-        parts = [
-            f"{name}: " if len(certificates) > 1 else "",
-            f"{about.get('data', f'{c.samples} samples')}; {said}",
-            f"; seed {about['seed']}" if "seed" in about else "",
-            f"; {about['device']}" if "device" in about else "",
-            "; checkpoint selected on the test set" if c.marks else "",
-        ]
-        told.append("".join(parts))
-    return ". ".join(told)
+    """What a reader must know to compare: data, noise, votes, error probability, seed, device; once if alike."""
+    told = {name: _facts(certificate) for name, certificate in certificates.items()}
+    if len(set(told.values())) == 1:
+        return next(iter(told.values()))
+    return ". ".join(f"{name}: {facts}" for name, facts in told.items())
+
+
+def _facts(certificate: Certificate) -> str:
+    s, about = certificate.smoothing, certificate.provenance
+    told = [
+        str(about.get("data", f"{certificate.samples} samples")),
+        f"sigma {s.sigma:g}, n0 {s.n0}, n {s.n}, alpha {s.alpha:g}",
+        f"tick: largest radius {s.largest_radius:.3f}",
+        f"seed {about['seed']}" if "seed" in about else "",
+        str(about.get("device", "")),
+        "checkpoint selected on the test set" if certificate.marks else "",
+    ]
+    return "; ".join(part for part in told if part)
