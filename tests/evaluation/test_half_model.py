@@ -14,7 +14,8 @@ from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf
 from flatrock.core.types import SampleLoss
 from flatrock.evaluation.evaluate import evaluate
-from flatrock.evaluation.fast_model import AGREEMENT, Counted, HalfModel, half_model
+from flatrock.evaluation.fast_model import AGREEMENT, Counted, half_model
+from flatrock.models.twin import Twin
 
 HALF = 2.0**-10  # rounding to float16 changes a number by half of this at most
 
@@ -49,7 +50,7 @@ def relative_gap(a: Tensor, b: Tensor) -> float:
 def test_takes_and_returns_float32_and_leaves_the_model_alone() -> None:
     model, x = linear(), uniform(6, 1, 8, 8)
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    fast = HalfModel(model)
+    fast = Twin(model)
     logits = fast(x)
     assert logits.dtype == torch.float32
     assert {p.dtype for p in fast.inner.parameters()} == {torch.float16}
@@ -62,7 +63,7 @@ def test_gradients_of_any_size_are_those_of_float32(size: float) -> None:
     """float16 ends at 6e-8 and 65504: what attacks send back must be resized before it is cast, and restored after."""
     model, x = linear(), uniform(6, 1, 8, 8)
     upstream = size * (uniform(6, 5) - 0.5)
-    fast = gradient(HalfModel(model), x, upstream)
+    fast = gradient(Twin(model), x, upstream)
     assert bool(torch.isfinite(fast).all())
     assert relative_gap(fast, gradient(model, x, upstream)) < 2 * HALF
 
@@ -70,7 +71,7 @@ def test_gradients_of_any_size_are_those_of_float32(size: float) -> None:
 def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
     model, x = linear(), uniform(4, 1, 8, 8)
     upstream = torch.tensor([1e-12, 0.0, 1.0, 1e8])[:, None] * (uniform(4, 5) - 0.5)
-    fast, true = gradient(HalfModel(model), x, upstream), gradient(model, x, upstream)
+    fast, true = gradient(Twin(model), x, upstream), gradient(model, x, upstream)
     kept = torch.tensor([0, 2, 3])
     assert relative_gap(fast[kept], true[kept]) < 2 * HALF
     assert bool((fast[1] == 0).all()), "no gradient stays no gradient"
@@ -82,7 +83,7 @@ def test_powers_of_two_are_undone_exactly() -> None:
     model[1].weight.copy_((uniform(4, 8) - 0.5).half())
     upstream = torch.zeros(3, 4)
     upstream[:, 2] = torch.tensor([2.0**-60, 1.0, -(2.0**40)])
-    fast = gradient(HalfModel(model), uniform(3, 8), upstream)
+    fast = gradient(Twin(model), uniform(3, 8), upstream)
     assert torch.equal(fast, upstream[:, 2:3] * model[1].weight[2])
 
 
@@ -96,7 +97,7 @@ def test_confident_samples_keep_their_gradient(loss: SampleLoss) -> None:
     margins = -logits.topk(2, dim=1).values.diff(dim=1).squeeze(1)
     sure = ((margins > 20) & (margins < 60)).nonzero().squeeze(1)
     assert len(sure) >= 10
-    fast = HalfModel(model)
+    fast = Twin(model)
 
     def direction(network: nn.Module) -> Tensor:
         leaf = x[sure].requires_grad_(True)
@@ -110,7 +111,7 @@ def test_several_backward_passes_through_one_forward() -> None:
     """FAB asks for the gradient of one logit difference after the other, of different size each."""
     model, x = linear(), uniform(3, 1, 8, 8)
     leaf = x.clone().requires_grad_(True)
-    logits = HalfModel(model)(leaf)
+    logits = Twin(model)(leaf)
     for size in (1.0, 1e-9, 1e7):
         upstream = size * (uniform(3, 5) - 0.5)
         (grad,) = torch.autograd.grad(logits, leaf, upstream, retain_graph=True)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.catalog import create_model
 from flatrock.models.classifier import Classifier
-from flatrock.models.twin import Twin
+from flatrock.models.twin import Twin, faithful
 
 NETWORKS = ["preact_resnet18", "resnet18", "wide_resnet28_4", "vgg16_bn", "mobilenet_v2", "digits_cnn", "moons_mlp"]
 
@@ -41,7 +41,7 @@ def gradient(model: nn.Module, x: Tensor) -> Tensor:
 def test_follows_the_network(name: str) -> None:
     model = create_model(name, num_classes=5, normalize=None).double().eval()
     x = torch.rand(3, *model.input_shape, dtype=torch.float64, generator=Seed(1).generator())
-    twin = Twin(model, torch.float64)
+    twin = faithful(model, dtype=torch.float64)
     assert twin.plain
     for seed in (1, 2):
         drifted(model, seed)
@@ -56,7 +56,7 @@ def test_follows_the_network(name: str) -> None:
 
 def test_follows_a_network_whose_tensors_were_replaced() -> None:
     model = create_model("digits_cnn", num_classes=10).eval()
-    twin = Twin(model, torch.float32)
+    twin = Twin(model, dtype=torch.float32, gradients=True)
     drifted(model, 1)
     model.double().float()  # new tensors in the old places
     drifted(model, 2)
@@ -67,7 +67,7 @@ def test_follows_a_network_whose_tensors_were_replaced() -> None:
 
 def test_stays_behind_until_told() -> None:
     model = create_model("digits_cnn", num_classes=10).eval()
-    twin = Twin(model, torch.float32)
+    twin = Twin(model, dtype=torch.float32, gradients=True)
     x = torch.rand(3, *model.input_shape)
     before = twin(x)
     drifted(model, 1)
@@ -79,7 +79,7 @@ def test_stays_behind_until_told() -> None:
 def test_leaves_the_network_alone() -> None:
     model = create_model("digits_cnn", num_classes=10, normalize="centered").train()
     state = {k: v.clone() for k, v in model.state_dict().items()}
-    twin = Twin(model, torch.bfloat16)
+    twin = Twin(model)
     twin.follow()
     gradient(twin, torch.rand(4, *model.input_shape))
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
@@ -87,7 +87,7 @@ def test_leaves_the_network_alone() -> None:
     assert all(m.training for m in model.modules())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(p.requires_grad for p in twin.parameters())
-    assert {p.dtype for p in twin.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in twin.parameters()} == {torch.float16}
     assert "_source" not in dict(twin.named_modules())
 
 
@@ -110,7 +110,7 @@ def test_a_network_that_a_trace_gets_wrong_is_copied_as_it_is() -> None:
     with kept_global_rng(seed=Seed(1)):
         model = Aliasing().double().eval()
     drifted(model, 1)
-    twin = Twin(model, torch.float64)
+    twin = faithful(model, dtype=torch.float64)
     drifted(model, 2)
     twin.follow()
     x = torch.rand(5, 4, dtype=torch.float64)
@@ -124,7 +124,7 @@ def test_replayed_passes_on_a_gpu(name: str) -> None:
     """Recorded forward and backward passes follow weights that change, in any order, also for a smaller last batch."""
     model = create_model(name, num_classes=10).eval().cuda()
     drifted(model, 1)
-    twin = Twin(model, torch.float32)
+    twin = Twin(model, dtype=torch.float32, gradients=True)
     cosine = nn.CosineSimilarity(dim=1)
     for step in range(30):
         drifted(model, step)

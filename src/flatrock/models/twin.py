@@ -1,4 +1,4 @@
-"""A fast copy of a network for attacks during training: fused, in reduced precision, following its weights."""
+"""A fast copy of a network for attacks: float16, fused, replayed on a GPU, following the weights of the network."""
 
 from __future__ import annotations
 
@@ -10,65 +10,119 @@ from torch import Tensor, nn
 
 from flatrock.core.borrow import mode
 from flatrock.core.rng import Seed
+from flatrock.core.threat import rows
 from flatrock.models.classifier import Classifier
 from flatrock.models.fused import fused
 from flatrock.models.fused_layers import Affine, follow
 from flatrock.models.replay import Replay
 
+# Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
+# ratios of logits can have huge ones; half precision would round the first to zero and the second to infinity.
+CARRIED = 128.0
+# No gradient is taken to be smaller than this: the factor it is multiplied with must stay finite.
+SMALLEST = 1e-30
 # Largest difference from the network, relative to its largest logit, that rounding in float32 explains.
 ROUNDING = 1e-3
 # Inputs on which copy and network are compared once.
 COMPARED = 8
 
 
-class Twin(nn.Module):
-    """The network in eval mode, in `dtype`, taking and returning float32; `follow()` brings it up to date.
+class _Factor:
+    """What each row of a gradient was multiplied with where it entered the network."""
 
-    On a GPU its passes, forward and backward, are recorded and replayed. Only gradients of the input exist.
+    def __init__(self) -> None:
+        self.of_rows = torch.ones(0)
+
+
+class _Enlarged(torch.autograd.Function):
+    """Identity; on the way back each row of the gradient is multiplied so that its largest entry is CARRIED."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, factor: _Factor) -> Tensor:
+        ctx.factor = factor
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.factor.of_rows = CARRIED / grads[0].abs().amax(1).clamp_min(SMALLEST)
+        return grads[0] * rows(ctx.factor.of_rows, grads[0]), None
+
+
+class _Restored(torch.autograd.Function):
+    """Identity; on the way back each row of the gradient is divided by what it was multiplied with."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: _Factor) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] / rows(ctx.factor.of_rows, grads[0]), None
+
+
+class Twin(nn.Module):
+    """A copy of the network in eval mode and `dtype` that takes and returns float32; `follow()` brings it up to date.
+
+    Only gradients of the input exist. Where the network is known to be a plain sequence of operations, its passes are
+    recorded on a GPU and replayed: those without gradients, and with `gradients` the others too.
     """
 
-    def __init__(self, model: Classifier, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, *, dtype: torch.dtype = torch.float16, trace: bool = True, gradients: bool = False
+    ) -> None:
         super().__init__()
         self._source = [model]  # in a list, so that the network does not become a part of its twin
-        self.inner, self.plain = _faithful(model)
-        self._affines = [m for m in self.inner.modules() if isinstance(m, Affine)]
-        self._norms = [model.get_submodule(m.source) for m in self._affines]
+        self._dtype = dtype
+        self.inner, self.plain = fused(copy.deepcopy(model).eval(), trace=trace)
         self.inner.to(dtype).requires_grad_(False)
         if any(p.dim() == 4 for p in self.inner.parameters()):
             self.inner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._affines = [m for m in self.inner.modules() if isinstance(m, Affine)]
         self._mine, self._theirs = _pairs(self.inner, model)
-        self._dtype = dtype
-        self._replay = Replay(self._pass, gradients=True)
+        self._gradients = gradients
+        self._replay = Replay(self._pass, gradients=gradients)
         self.eval()
 
     def follow(self) -> None:
         """Take over the weights and statistics the network has now."""
+        model = self._source[0]
+        state = _tensors(model)
         with torch.no_grad():
-            state = _tensors(self._source[0])
             if self._mine:
                 torch._foreach_copy_(self._mine, [state[name].detach() for name in self._theirs])
-            follow(self._affines, self._norms)
+            follow(self._affines, [model.get_submodule(a.source) for a in self._affines])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Float32 logits."""
-        return self._replay(x) if self.plain else self._pass(x)
+        """Float32 logits of a pass in reduced precision."""
+        if not torch.is_grad_enabled():
+            return self._replay(x) if self.plain else self._pass(x)
+        factor = _Factor()
+        # Gradients are resized in float32, outside the casts: half precision must not see them as they are.
+        x = _Restored.apply(x, factor)  # type: ignore[no-untyped-call]
+        logits = self._replay(x) if self.plain and self._gradients else self._pass(x)
+        out: Tensor = _Enlarged.apply(logits, factor)  # type: ignore[no-untyped-call]
+        return out
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Logits of inputs, both in the precision of the copy."""
+        logits: Tensor = self.inner(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
+        return logits
 
     def _pass(self, x: Tensor) -> Tensor:
-        x = x.to(self._dtype)
-        logits: Tensor = self.inner(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
-        return logits.float()
+        return self.inside(x.to(self._dtype)).float()
 
 
-def _faithful(model: Classifier) -> tuple[nn.Module, bool]:
-    """The fused copy; not traced if the trace turns out to be another function than the network."""
+def faithful(model: Classifier, *, dtype: torch.dtype = torch.float16, gradients: bool = False) -> Twin:
+    """A twin that is the same function as the network up to rounding; not traced where the trace is another one."""
     tensor = next(model.parameters())
     x = torch.rand(COMPARED, *model.input_shape, generator=Seed(0).child("twin").generator())
     x = x.to(device=tensor.device, dtype=tensor.dtype)
     with mode(model, training=False), torch.no_grad():
         true = model(x)
-        inner, plain = fused(copy.deepcopy(model))
-        same = float((inner(x) - true).abs().max()) <= ROUNDING * float(true.abs().max())
-        return (inner, plain) if same else fused(copy.deepcopy(model), trace=False)
+        traced, _ = fused(copy.deepcopy(model))
+        same = float((traced(x) - true).abs().max()) <= ROUNDING * float(true.abs().max())
+    return Twin(model, dtype=dtype, trace=same, gradients=gradients)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -84,7 +138,7 @@ def _pairs(inner: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[str]]
     for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
         owner, _, last = name.rpartition(".")
         module: Any = inner.get_submodule(owner)
-        names.append(f"{module.source}.{last}" if hasattr(module, "source") else name)
+        names.append(f"{module.source}.{last}" if isinstance(getattr(module, "source", None), str) else name)
         source = theirs[names[-1]]
         mine.append(tensor.detach() if tensor.shape == source.shape else tensor.detach()[:, : source.shape[1]])
     return mine, names
