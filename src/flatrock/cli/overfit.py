@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
@@ -13,6 +15,8 @@ from flatrock.core.device import pick_device
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.numbers import number
 from flatrock.core.provenance import birth_certificate
+from flatrock.diagnostics.overfit import Study
+from flatrock.recipes.landscape_plan import Plan
 from flatrock.recipes.overfit import sharpness_plan, study_runs
 from flatrock.reports.overfit import draw_overfit, overfit_table
 
@@ -67,15 +71,20 @@ def run(
             )
         show(overfit_table(studies))
         say("robust accuracy in percent; gap, train minus selection data, in points; sharpness in nats")
-        prefix = out or beside(runs, "overfit")
-        for ending in ("png", "svg"):
-            say(f"drew {draw_overfit(studies, prefix.with_name(f'{prefix.name}.{ending}'))}")
-        record = {
-            "schema": SCHEMA,
-            "runs": {name: study.to_dict() for name, study in studies.items()},
-            "plan": plan.described(),
-            "provenance": birth_certificate(device=where, seed=seed),
-        }
-        target = prefix.with_name(f"{prefix.name}.json")
-        write_atomic(target, json_text(record).encode())
-        say(f"wrote {target}")
+        for line in _outcome(studies, plan, out or beside(runs, "overfit"), where):
+            say(line)
+
+
+def _outcome(studies: Mapping[str, Study], plan: Plan, prefix: Path, device: torch.device) -> list[str]:
+    """Draw the figure, write the numbers; what was made."""
+    files = [prefix.with_name(f"{prefix.name}.{ending}") for ending in ("png", "svg", "json")]
+    for file in files[:2]:
+        draw_overfit(studies, file)
+    record = {
+        "schema": SCHEMA,
+        "runs": {name: study.to_dict() for name, study in studies.items()},
+        "plan": plan.described(),
+        "provenance": birth_certificate(device=device, seed=plan.seed),
+    }
+    write_atomic(files[2], json_text(record).encode())
+    return [*(f"drew {file}" for file in files[:2]), f"wrote {files[2]}"]
