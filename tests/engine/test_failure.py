@@ -21,7 +21,7 @@ from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
 from flatrock.engine.step import StepOutcome
-from flatrock.engine.watch import GPU_CHECK_EVERY, Watch
+from flatrock.engine.watch import GPU_ASKED_EVERY, Watch
 from flatrock.recipes.restore import load as load_model
 
 MakeJob = Callable[..., Job]
@@ -241,7 +241,7 @@ def test_watch_checks_at_once_on_the_cpu() -> None:
         watch.see(outcome(1.0), step)
     with pytest.raises(TrainingError, match="at step 3: term ce;"):
         watch.see(outcome(math.nan), 3)
-    assert GPU_CHECK_EVERY <= 100, "a broken run on a GPU is noticed within this many steps"
+    assert GPU_ASKED_EVERY <= 100, "a broken run on a GPU is noticed within this many steps"
 
 
 def test_watch_round_trip_is_exact() -> None:

@@ -15,6 +15,7 @@ from flatrock.core.hooks import Flatness
 from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
 from flatrock.engine.loss import Stage, run_passes
+from flatrock.engine.runner import Runner
 
 
 @contextmanager
@@ -52,13 +53,14 @@ def _reestimate(job: Job, batches: int, step: int) -> None:
         stage = Stage(job, batch.x, batch.y, batch.ids, job.moment(step))
         inputs.append((batch.x, craft(stage, {})[-1].x_adv))
     momenta = [m.momentum for m in norms]
+    runner = Runner(job.model)  # statistics in full precision, by the network as it is now
     try:
         for m in norms:
             m.reset_running_stats()
             m.momentum = None  # torch's spelling of a plain mean over all batches
         with torch.no_grad(), mode(job.model, training=True):
             for x, x_adv in inputs:
-                run_passes(job.model, job.passes, x, x_adv)
+                run_passes(runner, job.passes, x, x_adv)
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum = momentum

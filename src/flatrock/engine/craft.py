@@ -21,10 +21,11 @@ def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
         return (Point(stage.x),)
     gen = job.seed.child("attack", stage.moment.step).samples(stage.ids)
     with _attack_mode(job.model, job.bn_mode), frozen(job.model), nudged(job.model, shift):
+        model = job.runner.attacked(job.bn_mode)
         if isinstance(job.attack, PathAttack):
-            path = job.attack.path(job.model, stage.x, stage.y, job.threat, gen)
+            path = job.attack.path(model, stage.x, stage.y, job.threat, gen)
             return tuple(Point(p.x_adv.detach(), p.weight) for p in path)
-        return (Point(job.attack(job.model, stage.x, stage.y, job.threat, gen).detach()),)
+        return (Point(job.attack(model, stage.x, stage.y, job.threat, gen).detach()),)
 
 
 def check(stage: Stage, points: tuple[Point, ...]) -> None:

@@ -33,7 +33,7 @@ OWN_FILE = re.compile(
     r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|curves\.png"
     r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
     r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part|png)|\.lock)(\.part)?"
-    r"|\.?(landscape|curvature)-[\w.=+-]+\.(json|part|png|svg|html)(\.part)?"
+    r"|\.?(landscape|curvature|certificate)-[\w.=+-]+\.(json|tsv|part|png|svg|html)(\.part)?"
 )
 
 

@@ -15,6 +15,7 @@ from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack, Objective
 from flatrock.data.loader import TensorLoader
+from flatrock.engine.runner import Runner
 from flatrock.engine.schedule import Schedule
 
 
@@ -59,6 +60,7 @@ class Job:
     seed: Seed
     device: torch.device
     model: nn.Module
+    runner: Runner
     objective: Objective
     flatness: Mapping[str, Flatness]
     threat: Threat

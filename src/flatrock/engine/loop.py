@@ -115,18 +115,29 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
         step = first + state.step_in_epoch
         seed_layers(job.seed.child("layers", step), job.device)
         _set_lr(job, step)
+        if job.runner.must_compile:
+            progress.advance(0, "compiling the network, once")
         outcome = train_step(job, batch, step=step, guard=state.step_in_epoch == 0)
         state.step_in_epoch += 1
         state.watch.see(outcome, step)
         state.seconds = earlier + time.monotonic() - begun
-        progress.advance(1, note)
+        progress.advance(1, f"{note}{job.runner.told}")
         if _spent(job, state):
             break
         if time.monotonic() - saved > job.save_seconds:
             save_state(job, folder, state)
             saved = time.monotonic()
+    _tell_fault(job, folder, progress)
     state.watch.check()  # waits for a GPU, so the seconds below include every step
     state.seconds = earlier + time.monotonic() - begun
+
+
+def _tell_fault(job: Job, folder: RunFolder, progress: Progress) -> None:
+    """Say once that the network is not compiled although it should be; run.json keeps it."""
+    finding = f"T01 {job.runner.fault}; the run goes on without (docs/speed.md)"
+    if job.runner.fault and finding not in folder.read_info().get("findings", ()):
+        progress.say(finding)
+        folder.write_info(findings=[finding])
 
 
 def _set_lr(job: Job, step: int) -> None:

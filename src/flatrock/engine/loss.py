@@ -12,7 +12,7 @@ from flatrock.core.borrow import kept_buffers, nudged
 from flatrock.core.hooks import Look, Moment, Penalty, Shift
 from flatrock.core.types import LABEL_TERMS, Parts, Point, View, Views
 from flatrock.engine.job import Job
-from flatrock.models.view import view
+from flatrock.engine.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Descent:
     views: Views
 
 
-def run_passes(model: nn.Module, passes: Sequence[str], x: Tensor, x_adv: Tensor) -> Views:
+def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, x_adv: Tensor) -> Views:
     """Run the named passes in order; a repeated one is run without gradient, for BatchNorm's sake only."""
     seen: dict[str, View] = {}
     for name in passes:
         where = x if name == "clean" else x_adv
         if name in seen:
             with torch.no_grad():
-                model(where)
+                runner.view(where)
         else:
-            seen[name] = view(model, where)
+            seen[name] = runner.view(where)
     return Views(seen.get("clean"), seen.get("adv"))
 
 
@@ -59,7 +59,7 @@ def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> 
     with kept_buffers(job.model), nudged(job.model, shift):
         total: Tensor | None = None
         for point in points:
-            views = run_passes(job.model, tuple(dict.fromkeys(job.objective.passes)), stage.x, point.x_adv)
+            views = run_passes(job.runner, tuple(dict.fromkeys(job.objective.passes)), stage.x, point.x_adv)
             share = _weighted(job.objective.loss(views, stage.y).total, point.weight)
             total = share if total is None else total + share
         assert total is not None
@@ -73,7 +73,7 @@ def descend(stage: Stage, points: Sequence[Point]) -> Descent:
     job.optimizer.zero_grad(set_to_none=True)
     losses: dict[str, Tensor] = {}
     for point in points:
-        views = run_passes(job.model, job.passes, stage.x, point.x_adv)
+        views = run_passes(job.runner, job.passes, stage.x, point.x_adv)
         parts = _with_flatness(stage, point, views)
         _weighted(parts.total, point.weight).backward()  # type: ignore[no-untyped-call]
         _add(losses, parts, point.weight)

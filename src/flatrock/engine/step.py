@@ -52,7 +52,7 @@ def train_step(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome
         method.after_step(job.model, stage.moment)
     if job.clean_tick:
         with torch.no_grad():
-            job.model(x)
+            job.runner.view(x)
     judged = done.views.adv or done.views.clean
     assert judged is not None
     hard = y.argmax(1) if y.is_floating_point() else y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flatrock.data.loader import TensorLoader
 from flatrock.data.npz import load as load_npz
 from flatrock.data.split import Split, fair_subset, held_out_split
 from flatrock.engine.job import Job, Keep, ProbeOutcome
+from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.flatness.catalog import FLATNESS
@@ -59,7 +61,7 @@ def build_job(
     split = held_out_split(data, size=recipe.data.held_out) if recipe.data.held_out else Split(data, data, "none")
     train = fair_subset(split.train, recipe.data.limit)
     extra = _extra(recipe, data)
-    model = build_model(recipe).to(where)
+    model, engine = _placed(recipe, where), build_engine(recipe, where)
     check_fit(model, data)
     selection = fair_subset(_selection(recipe, split, data_folder), recipe.select.size)
     seed = Seed(recipe.seed)
@@ -74,6 +76,7 @@ def build_job(
         seed=seed,
         device=where,
         model=model,
+        runner=Runner(model, engine),
         objective=OBJECTIVES.make(recipe.objective.name, **recipe.objective.options),
         flatness=build_flatness(recipe),
         threat=build_threat(recipe),
@@ -97,10 +100,31 @@ def build_job(
         keep=Keep(**recipe.train.keep.model_dump()),
         save_seconds=recipe.train.save_seconds,
         tensorboard=recipe.train.tensorboard,
-        provenance=birth_certificate(
-            device=where, seed=recipe.seed, recipe_hash=recipe_hash(recipe), held_out=split.digest
-        ),
+        provenance=_certificate(recipe, where, split, engine),
     )
+
+
+def _certificate(recipe: Recipe, device: torch.device, split: Split, engine: Engine) -> dict[str, Any]:
+    about = {"recipe_hash": recipe_hash(recipe), "held_out": split.digest, "engine": asdict(engine)}
+    return birth_certificate(device=device, seed=recipe.seed, **about)
+
+
+def _placed(recipe: Recipe, device: torch.device) -> Classifier:
+    """The network on its device, in the memory layout a GPU's tensor cores read fastest."""
+    model = build_model(recipe).to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def build_engine(recipe: Recipe, device: torch.device) -> Engine:
+    """The recipe's choices, `auto` settled for this device."""
+    chosen, gpu = recipe.engine, device.type == "cuda"
+    precision = chosen.precision
+    if precision == "auto":
+        precision = "bfloat16" if gpu and torch.cuda.is_bf16_supported() else "float32"
+    compiled = gpu if chosen.compile == "auto" else chosen.compile
+    return Engine(precision=precision, compile=compiled, twin=gpu and precision == "bfloat16")
 
 
 def build_model(recipe: Recipe) -> Classifier:

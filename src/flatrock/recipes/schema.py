@@ -189,6 +189,17 @@ class Evaluate(Section):
     batch_size: Annotated[Whole, Field(ge=1)] | None = None
 
 
+class EngineKeys(Section):
+    """How a step is computed. `auto`: on a GPU bfloat16 (float32 weights and losses), compiled; elsewhere neither.
+
+    These choices round differently but ask for the same training: they are not part of the recipe's hash, and the ones
+    taken are in the run's provenance.
+    """
+
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto"] | bool = "auto"
+
+
 class Recipe(Section):
     """A whole training run, every choice written down."""
 
@@ -205,6 +216,7 @@ class Recipe(Section):
     optimizer: Optimizer = Optimizer()
     schedule: Named
     train: Train
+    engine: EngineKeys = EngineKeys()
     select: Select = Select()
     evaluate: Evaluate = Evaluate()
 
@@ -215,7 +227,7 @@ class Recipe(Section):
     def training_keys(self) -> dict[str, Any]:
         """The keys that decide the weights: the rest may change between a run and its resumption."""
         keys = self.resolved()
-        for free in ("about", "evaluate", "name", *(() if self.flatness else ("flatness",))):
+        for free in ("about", "engine", "evaluate", "name", *(() if self.flatness else ("flatness",))):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep", *(() if self.train.clean_tick else ("clean_tick",))):
             keys["train"].pop(free)

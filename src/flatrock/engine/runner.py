@@ -1,0 +1,102 @@
+"""How a step runs the network: as it is, or on a GPU in bfloat16, compiled, with a fast twin for the attack."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.types import View
+from flatrock.models.classifier import Classifier
+from flatrock.models.twin import Twin, faithful
+from flatrock.models.view import view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Choices that decide how fast a step is and how it rounds, not what it computes."""
+
+    precision: str = "float32"  # or bfloat16: passes under autocast; weights, losses and norms stay float32
+    compile: bool = False
+    twin: bool = False  # attacks in eval mode query a fused float16 copy
+
+
+class Runner:
+    """Runs the passes of one model. The plain engine is the reference: the network itself, nothing in between."""
+
+    def __init__(self, model: nn.Module, engine: Engine | None = None) -> None:
+        self.model = model
+        self.engine = engine or Engine()
+        self.fault = ""  # why the network is not compiled although it should be
+        self._seconds = 0.0  # that compiling took
+        self._compiled: Callable[[Tensor], View] | None = None
+        self._size: int | None = None  # of the batches the compiled pass was made for
+        self._caster = _Autocast(self)
+        self._twin: Twin | None = None
+
+    @property
+    def must_compile(self) -> bool:
+        """Whether the next pass will take its time."""
+        return self.engine.compile and self._compiled is None and not self.fault
+
+    @property
+    def told(self) -> str:
+        """What compiling took, for the line that shows progress."""
+        return f"  compiled in {self._seconds:.0f} s" if self._compiled is not None else ""
+
+    def view(self, x: Tensor) -> View:
+        """Features and logits of one pass, float32."""
+        if self.must_compile:
+            return self._first(x)
+        if self._compiled is None:
+            return self._pass(x)
+        # Another size would be compiled anew; the last batch of an epoch is not worth that.
+        return self._compiled(x) if x.shape[0] == self._size else self._pass(x)
+
+    def attacked(self, bn_mode: str) -> nn.Module:
+        """What the attack queries, at the weights of now, in the mode the model is in."""
+        if bn_mode == "eval" and self.engine.twin and isinstance(self.model, Classifier):
+            if self._twin is None:
+                self._twin = faithful(self.model, gradients=True)
+            self._twin.follow()
+            return self._twin
+        return self.model if self.engine == Engine() else self._caster
+
+    def _pass(self, x: Tensor) -> View:
+        if self.engine.precision == "float32" or not isinstance(self.model, Classifier):
+            return view(self.model, x)
+        if x.dim() == 4 and x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            features = self.model.features(x)
+        features = features.float()  # the head, like losses, in float32
+        return View(features=features, logits=self.model.head(features))
+
+    def _first(self, x: Tensor) -> View:
+        """Compile for batches of this size; a compiler that fails is told about, and the network runs as it is."""
+        begun = time.monotonic()
+        compiled = torch.compile(self._pass, mode="reduce-overhead", dynamic=False)
+        try:
+            seen: View = compiled(x)
+        except Exception as error:
+            first = (str(error).splitlines() or [""])[0][:160]
+            self.fault = f"the network is not compiled ({type(error).__name__}: {first})"
+            return self._pass(x)
+        self._compiled, self._size = compiled, x.shape[0]
+        self._seconds = time.monotonic() - begun
+        return seen
+
+
+class _Autocast(nn.Module):
+    """The runner as a module of logits, for attacks in train mode."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__()
+        self._runner = [runner]  # in a list: the network must not be a part of it, it has a mode of its own
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Float32 logits."""
+        return self._runner[0].view(x).logits

@@ -1,0 +1,97 @@
+"""Training on a GPU: the same steps as on the CPU, and nobody waits for the device inside an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatrock.data.loader import Batch
+from flatrock.engine.job import Job
+from flatrock.engine.step import train_step
+from flatrock.engine.watch import GPU_ASKED_EVERY, Watch
+from flatrock.recipes.build import build_job
+from flatrock.recipes.schema import Recipe
+
+pytestmark = pytest.mark.gpu
+MakeRecipe = Callable[..., Recipe]
+REFERENCE = {"engine__precision": "float32", "engine__compile": False}
+OBJECTIVES = {"at": {}, "trades": {"beta": 3}, "mart": {"beta": 2}}
+METHODS: dict[str, list[dict[str, Any]]] = {
+    "none": [],
+    "awp": [{"name": "awp", "gamma": 0.01}],
+    "rat": [{"name": "rat", "eta": 0.2, "sigma": 0.0}],
+    "trh": [{"name": "trh", "weight": 1e-2, "gamma": 1e-4}],
+    "s2o": [{"name": "s2o", "weight": 0.3}],
+    "swa": [{"name": "swa", "decay": 0.9}],
+}
+
+
+def batches(job: Job) -> Iterator[Batch]:
+    epoch = 0
+    while True:
+        yield from job.loader.epoch(epoch)
+        epoch += 1
+
+
+def losses(job: Job, count: int = 3) -> list[float]:
+    job.model.train()
+    steps = zip(range(count), batches(job), strict=False)
+    return [float(train_step(job, batch, step=step, guard=True).losses["total"]) for step, batch in steps]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("method", METHODS)
+def test_three_steps_are_those_of_the_cpu(make_recipe: MakeRecipe, tmp_path: Path, objective: str, method: str) -> None:
+    keys = {"objective": {"name": objective, **OBJECTIVES[objective]}, "flatness": METHODS[method], **REFERENCE}
+    cpu = losses(build_job(make_recipe(**keys), folder=tmp_path / "cpu"))
+    gpu = losses(build_job(make_recipe(**keys), folder=tmp_path / "gpu", device="cuda"))
+    assert gpu == pytest.approx(cpu, rel=0.01)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fast_steps_are_near_the_reference(make_recipe: MakeRecipe, tmp_path: Path, method: str) -> None:
+    keys = {"objective": {"name": "trades", "beta": 3}, "flatness": METHODS[method]}
+    reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 12)
+    fast = losses(build_job(make_recipe(**keys), folder=tmp_path / "b", device="cuda"), 12)
+    assert fast == pytest.approx(reference, rel=0.05)
+
+
+@pytest.mark.parametrize("engine", [REFERENCE, {"engine__compile": False}, {}], ids=["reference", "twin", "compiled"])
+@pytest.mark.parametrize("method", METHODS)
+def test_nobody_waits_inside_an_epoch(
+    make_recipe: MakeRecipe, tmp_path: Path, engine: dict[str, Any], method: str
+) -> None:
+    keys = {"objective": {"name": "trades", "beta": 3}, "flatness": METHODS[method], **engine}
+    job = build_job(make_recipe(**keys), folder=tmp_path / "run", device="cuda")
+    job.model.train()
+    ready = [batch for batch, _ in zip(batches(job), range(12), strict=False)]
+    watch = Watch()
+    for step in range(12):  # warm-up: compiling and recording
+        watch.see(train_step(job, ready[step], step=step, guard=False), step)
+    with no_waiting():
+        for step in range(12, 12 + 2 * GPU_ASKED_EVERY):
+            watch.see(train_step(job, ready[step % 12], step=step, guard=False), step)
+    watch.check()
+    assert torch.isfinite(torch.tensor(list(watch.means().values()))).all()
+
+
+def test_batches_come_without_waiting(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    job = build_job(make_recipe(), folder=tmp_path / "run", device="cuda")
+    epoch = iter(job.loader.epoch(0))
+    next(epoch)  # the order of an epoch is drawn on the CPU
+    with no_waiting():
+        assert len(list(epoch)) == len(job.loader) - 1

@@ -1,0 +1,202 @@
+"""How a step runs the network: the plain engine is the reference, the fast one must agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.borrow import nudged
+from flatrock.core.rng import Seed
+from flatrock.engine.craft import craft
+from flatrock.engine.folder import RunFolder
+from flatrock.engine.job import Job
+from flatrock.engine.loop import train
+from flatrock.engine.loss import Stage
+from flatrock.engine.runner import Engine, Runner
+from flatrock.engine.step import train_step
+from flatrock.models.catalog import create_model
+from flatrock.models.twin import Twin
+from flatrock.models.view import view
+from flatrock.recipes.build import build_engine, recipe_hash
+from flatrock.recipes.load import load_recipe
+
+MakeJob = Callable[..., Job]
+
+
+def inputs(count: int = 6) -> Tensor:
+    return torch.rand(count, 1, 8, 8, generator=Seed(1).generator())
+
+
+def running(job: Job, engine: Engine) -> Job:
+    return replace(job, runner=Runner(job.model, engine))
+
+
+def losses(job: Job, count: int = 3) -> list[float]:
+    job.model.train()
+    batches = zip(range(count), job.loader.epoch(0), strict=False)
+    return [float(train_step(job, batch, step=step, guard=True).losses["total"]) for step, batch in batches]
+
+
+def test_the_plain_engine_is_the_network_itself() -> None:
+    model = create_model("digits_cnn", num_classes=10)
+    runner = Runner(model)
+    assert runner.attacked("eval") is model
+    assert runner.attacked("train") is model
+    model.eval()
+    got, true = runner.view(inputs()), view(model, inputs())
+    assert torch.equal(got.logits, true.logits)
+    assert torch.equal(got.features, true.features)
+
+
+def test_bfloat16_keeps_weights_losses_and_head_in_float32() -> None:
+    model = create_model("digits_cnn", num_classes=10).eval()
+    seen: list[torch.dtype] = []
+    model.head.register_forward_hook(lambda module, args, output: seen.append(args[0].dtype))
+    got, true = Runner(model, Engine(precision="bfloat16")).view(inputs()), view(model, inputs())
+    assert {got.logits.dtype, got.features.dtype} == {torch.float32}
+    assert seen == [torch.float32, torch.float32]
+    gap = (got.logits - true.logits).detach().abs().max()
+    assert 0 < float(gap) < 0.05 * float(true.logits.detach().abs().max())
+    got.logits.square().sum().backward()
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+
+
+def test_attacks_in_eval_mode_query_the_twin_at_the_weights_of_now() -> None:
+    model = create_model("digits_cnn", num_classes=10).eval()
+    runner = Runner(model, Engine(precision="bfloat16", twin=True))
+    twin = runner.attacked("eval")
+    assert isinstance(twin, Twin)
+    with torch.no_grad():
+        near = twin(inputs())
+        assert float((near - model(inputs())).abs().max()) < 0.02
+        shift = {name: 0.02 * torch.ones_like(p) for name, p in model.named_parameters()}
+        with nudged(model, shift):
+            moved = runner.attacked("eval")(inputs())
+            assert torch.allclose(moved, model(inputs()), rtol=0.02, atol=0.02 * float(moved.abs().max()))
+        assert float((moved - near).abs().max()) > 0.1
+        assert torch.equal(runner.attacked("eval")(inputs()), near)
+
+
+def test_attacks_in_train_mode_use_batch_statistics() -> None:
+    model = create_model("digits_cnn", num_classes=10).train()
+    attacked = Runner(model, Engine(precision="bfloat16", twin=True)).attacked("train")
+    assert not isinstance(attacked, Twin)
+    before = model.get_buffer("bn1.running_mean").clone()
+    assert attacked(inputs()).dtype == torch.float32
+    assert not torch.equal(model.get_buffer("bn1.running_mean"), before)
+
+
+@pytest.mark.parametrize("flatness", [[], [{"name": "awp", "gamma": 0.01}], [{"name": "rat", "eta": 0.2}]], ids=str)
+def test_a_fast_step_is_a_step(make_job: MakeJob, tmp_path: Path, flatness: list[dict[str, Any]]) -> None:
+    """Losses of three steps agree with the reference's to the precision of bfloat16."""
+    objective = {"name": "trades", "beta": 3}
+    reference = losses(make_job(tmp_path, objective=objective, flatness=flatness))
+    job = running(make_job(tmp_path, objective=objective, flatness=flatness), Engine(precision="bfloat16", twin=True))
+    assert losses(job) == pytest.approx(reference, rel=0.03)
+
+
+def test_crafted_inputs_are_as_strong(make_job: MakeJob, tmp_path: Path) -> None:
+    reference = make_job(tmp_path, objective={"name": "at"})
+    fast = running(make_job(tmp_path, objective={"name": "at"}), Engine(precision="bfloat16", twin=True))
+    batch = next(iter(reference.loader.epoch(0)))
+    found = []
+    for job in (reference, fast):
+        stage = Stage(job, batch.x, batch.y, batch.ids, job.moment(0))
+        x_adv = craft(stage, {})[0].x_adv
+        reference.model.eval()
+        with torch.no_grad():
+            found.append(float(nn.functional.cross_entropy(reference.model(x_adv), batch.y)))
+    assert found[1] == pytest.approx(found[0], rel=0.01)
+
+
+# Compiling
+
+
+def test_compiled_for_one_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last, smaller batch of an epoch runs as it is."""
+    sizes: list[int] = []
+
+    def compiler(work: Callable[[Tensor], Any], **options: Any) -> Callable[[Tensor], Any]:
+        def compiled(x: Tensor) -> Any:
+            sizes.append(len(x))
+            return work(x)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    runner = Runner(create_model("digits_cnn", num_classes=10), Engine(compile=True))
+    assert runner.must_compile
+    assert runner.told == ""
+    for size in (6, 6, 4, 6):
+        runner.view(inputs(size))
+    assert sizes == [6, 6, 6]
+    assert not runner.must_compile
+    assert runner.told == "  compiled in 0 s"
+
+
+def test_a_compiler_that_fails_is_told_about(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*args: object, **options: object) -> None:
+        def compiled(x: Tensor) -> None:
+            raise RuntimeError("no compiler here\nand more")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", broken)
+    reference = losses(make_job(tmp_path))
+    job = running(make_job(tmp_path), Engine(compile=True))
+    assert losses(job) == reference
+    assert job.runner.fault == "the network is not compiled (RuntimeError: no compiler here)"
+
+
+def test_a_run_keeps_the_finding(
+    make_job: MakeJob, listener: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda *args, **options: broken)
+    job = running(make_job(tmp_path / "run"), Engine(compile=True))
+    told_to = listener()
+    train(job, progress=told_to)
+    told = [text for text in told_to.said if text.startswith("T01")]
+    assert len(told) == 1
+    assert "no compiler here" in told[0]
+    assert RunFolder(tmp_path / "run").read_info()["findings"] == told
+
+
+# The recipe
+
+
+def test_the_engine_does_not_change_the_hash() -> None:
+    plain = load_recipe("digits_at")
+    for change in ("engine.precision=bfloat16", "engine.compile=true", "engine.compile=false"):
+        assert recipe_hash(load_recipe("digits_at", [change])) == recipe_hash(plain)
+
+
+def test_automatic_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("digits_at")
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert build_engine(recipe, cpu) == Engine()
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    assert build_engine(recipe, gpu) == Engine(precision="bfloat16", compile=True, twin=True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    assert build_engine(recipe, gpu) == Engine(precision="float32", compile=True)
+    chosen = load_recipe("digits_at", ["engine.precision=float32", "engine.compile=false"])
+    assert build_engine(chosen, gpu) == Engine()
+
+
+def test_unknown_choices_are_refused() -> None:
+    from flatrock.core.errors import ConfigError
+
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("digits_at", ["engine.precision=half", "engine.compile=maybe"])
+    assert "engine.precision" in str(caught.value)
+    assert "engine.compile" in str(caught.value)
