@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from flatrock.cli import certify, check, cp, curvature, doctor, evaluate, landscape, ls, overfit, pseudo_label, train
+from flatrock.cli import (
+    bench,
+    certify,
+    check,
+    cp,
+    curvature,
+    doctor,
+    evaluate,
+    landscape,
+    ls,
+    overfit,
+    pseudo_label,
+    train,
+)
 
 app = typer.Typer(
     help="Train image classifiers that stay right under attack, and measure it honestly.",
@@ -22,6 +35,7 @@ app.command("certify")(certify.run)
 app.command("landscape")(landscape.run)
 app.command("overfit")(overfit.run)
 app.command("curvature")(curvature.run)
+app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
 app.command("doctor")(doctor.run)
 

@@ -1,0 +1,60 @@
+"""`flatrock bench`: what a training step costs here, recipes side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatrock.cli.console import TerminalProgress, friendly, say
+from flatrock.core.device import pick_device
+from flatrock.core.files import write_atomic
+from flatrock.recipes.bench import Bench, bench
+from flatrock.recipes.load import load_recipe
+
+
+def run(
+    recipes: Annotated[list[str], typer.Argument(help="names or YAML files; the first is what others are compared to")],
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value for every recipe, for example train.batch_size=256")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="times every recipe is measured")] = 15,
+    steps: Annotated[int, typer.Option(min=1, help="training steps per measurement")] = 10,
+    data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="JSON file to write")] = None,
+) -> None:
+    """Time whole training steps, data and augmentation included, of recipes in turn in one process."""
+    with friendly("nothing was written"):
+        chosen = [load_recipe(name, override or []) for name in recipes]
+        with TerminalProgress() as progress:
+            found = bench(
+                chosen, rounds=rounds, steps=steps, data_folder=data_dir, device=pick_device(device), progress=progress
+            )
+        say("\n".join(_table(found)))
+        if out is not None:
+            write_atomic(out, (json.dumps(found.to_dict(), indent=1) + "\n").encode())
+            say(f"wrote {out}")
+
+
+def _table(found: Bench) -> list[str]:
+    """One line per recipe; what stands in the way of speed below."""
+    width = max(len(c.recipe) for c in found.costs)
+    lines = [
+        f"{'recipe':<{width}}  ms/step  images/s   s/epoch  TFLOP/s  of ceiling  memory   x first (95 %)",
+    ]
+    for c in found.costs:
+        memory = "      -" if c.memory_gib is None else f"{c.memory_gib:4.1f} GiB"
+        lines.append(
+            f"{c.recipe:<{width}}  {c.ms_per_step:7.2f}  {c.images_per_second:8.0f}  {c.seconds_per_epoch:8.2f}  "
+            f"{c.tflops:7.3g}  {100 * c.share_of_ceiling:8.1f} %  {memory}  "
+            f"{c.ratio:5.3f} ({c.interval[0]:.3f} to {c.interval[1]:.3f})"
+        )
+    engine = found.costs[0].engine
+    lines.append(
+        f"{found.provenance['device']}, torch {found.provenance['torch']}, {engine['precision']}"
+        f"{', compiled' if engine['compile'] else ''}; matmul ceiling {found.ceiling:.3g} TFLOP/s"
+    )
+    return [*lines, *(f"T01 {c.recipe}: {c.finding}" for c in found.costs if c.finding)]

@@ -1,0 +1,212 @@
+"""What training costs on this machine: recipes side by side in one process, step by step in turn."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.progress import Progress, Silent
+from flatrock.core.provenance import birth_certificate
+from flatrock.core.rng import kept_global_rng, seed_layers
+from flatrock.data.loader import Batch
+from flatrock.engine.job import Job
+from flatrock.engine.runner import Runner
+from flatrock.engine.step import train_step
+from flatrock.recipes.build import build_job
+from flatrock.recipes.schema import Recipe
+
+# Steps before anything is timed: compiling, recording, choosing kernels.
+WARM_UP = 12
+# Side of the square matrices whose product tells what the device can do at most.
+CEILING_SIDE = {"cuda": 8192, "cpu": 1024}
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One recipe: medians over the rounds; `ratio` is to the first recipe, with a 95 % interval of its median."""
+
+    recipe: str
+    ms_per_step: float
+    images_per_second: float
+    seconds_per_epoch: float
+    tflops: float
+    share_of_ceiling: float
+    memory_gib: float | None  # what the process took from the GPU for it; unknown on a CPU
+    ratio: float
+    interval: tuple[float, float]
+    engine: Mapping[str, Any]
+    finding: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Costs in the order asked for, the matmul ceiling in TFLOP/s, and where the numbers come from."""
+
+    costs: tuple[StepCost, ...]
+    ceiling: float
+    provenance: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class _Contestant:
+    """A recipe in training, how much arithmetic its step takes, and the times measured."""
+
+    job: Job
+    batches: Iterator[Batch]
+    flops: float = 0.0
+    memory: float | None = None
+    step: int = 0
+    times: list[float] = field(default_factory=list)
+
+    def run(self, steps: int) -> float:
+        """Train so many steps, batches and augmentation included; seconds per step."""
+        _wait(self.job.device)
+        begun = time.perf_counter()
+        for _ in range(steps):
+            seed_layers(self.job.seed.child("layers", self.step), self.job.device)
+            train_step(self.job, next(self.batches), step=self.step, guard=False)
+            self.step += 1
+        _wait(self.job.device)
+        return (time.perf_counter() - begun) / steps
+
+
+def bench(
+    recipes: Sequence[Recipe],
+    *,
+    rounds: int = 15,
+    steps: int = 10,
+    data_folder: Path | None = None,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> Bench:
+    """Time whole training steps of these recipes in turn, `rounds` times `steps` of each; the first is the base.
+
+    Nothing is probed, saved or kept. Machines drift: only what was measured in one call should be compared.
+    """
+    if not recipes:
+        raise ConfigError("there is nothing to measure: name at least one recipe")
+    for name, value in (("rounds", rounds), ("steps", steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+    where, listener = torch.device(device), progress or Silent()
+    with TemporaryDirectory() as folder, kept_global_rng(where):
+        listener.begin("warming up", len(recipes))
+        found = [_contestant(r, Path(folder), data_folder, where, listener) for r in recipes]
+        listener.end()
+        listener.begin("measuring", rounds * len(found))
+        for turn in range(rounds):
+            for one in found[turn % len(found) :] + found[: turn % len(found)]:
+                one.times.append(one.run(steps))
+                listener.advance(1)
+        listener.end()
+        ceiling = matmul_ceiling(where)
+        costs = tuple(_cost(r.name, one, found[0], ceiling) for r, one in zip(recipes, found, strict=True))
+    about = birth_certificate(device=where, seed=recipes[0].seed, rounds=rounds, steps=steps)
+    return Bench(costs, ceiling, about)
+
+
+def _contestant(
+    recipe: Recipe, folder: Path, data_folder: Path | None, device: torch.device, progress: Progress
+) -> _Contestant:
+    before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    job = build_job(recipe, folder=folder / recipe.name, data_folder=data_folder, device=device)
+    job.model.train()
+    one = _Contestant(job, _forever(job))
+    one.run(WARM_UP)
+    if device.type == "cuda":
+        one.memory = (torch.cuda.memory_reserved(device) - before) / 2**30
+    one.flops = _flops(one)
+    progress.advance(1, recipe.name)
+    return one
+
+
+def _forever(job: Job) -> Iterator[Batch]:
+    """Full batches of one epoch after the other."""
+    epoch = 0
+    while True:
+        full = 0
+        for batch in job.loader.epoch(epoch):
+            full = max(full, len(batch.ids))
+            if len(batch.ids) == full:
+                yield batch
+        epoch += 1
+
+
+def _flops(one: _Contestant) -> float:
+    """Multiplications and additions of a step in convolutions and matrix products, counted on the plain engine."""
+    plain = replace(one.job, runner=Runner(one.job.model))
+    with _Arithmetic() as counter:
+        train_step(plain, next(one.batches), step=one.step, guard=False)
+    return counter.flops
+
+
+class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts by torch's own formulas. (Its FlopCounterMode watches modules, which gradients of inputs do not allow.)"""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def matmul_ceiling(device: torch.device) -> float:
+    """TFLOP/s of a large square matrix product, bfloat16 on a GPU and float32 elsewhere: the best of ten."""
+    side = CEILING_SIDE.get(device.type, CEILING_SIDE["cpu"])
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+    best = math.inf
+    for _ in range(10):
+        _wait(device)
+        begun = time.perf_counter()
+        torch.mm(a, b)
+        _wait(device)
+        best = min(best, time.perf_counter() - begun)
+    return 2 * side**3 / best / 1e12
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _cost(name: str, one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:
+    seconds = statistics.median(one.times)
+    tflops = one.flops / seconds / 1e12
+    ratios = sorted(a / b for a, b in zip(one.times, base.times, strict=True))
+    # The number of ratios below the median is binomial: these order statistics hold it with 95 %.
+    reach, middle = 0.98 * math.sqrt(len(ratios)), len(ratios) / 2
+    low, high = ratios[max(int(middle - reach), 0)], ratios[min(int(middle + reach), len(ratios) - 1)]
+    return StepCost(
+        recipe=name,
+        ms_per_step=1000 * seconds,
+        images_per_second=one.job.recipe["train"]["batch_size"] / seconds,
+        seconds_per_epoch=seconds * len(one.job.loader),
+        tflops=tflops,
+        share_of_ceiling=tflops / ceiling,
+        memory_gib=one.memory,
+        ratio=statistics.median(ratios),
+        interval=(low, high),
+        engine=asdict(one.job.runner.engine),
+        finding=one.job.runner.fault,
+    )

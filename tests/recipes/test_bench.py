@@ -1,0 +1,85 @@
+"""`flatrock bench`: what it measures adds up, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flatrock.cli.main import app
+from flatrock.core.errors import ConfigError
+from flatrock.recipes.bench import bench, matmul_ceiling
+from flatrock.recipes.load import load_recipe
+
+SMALL = ["train.batch_size=64", "data.limit=200"]
+
+
+def test_costs_add_up() -> None:
+    recipes = [load_recipe("digits_at", [*SMALL, f"attack.steps={steps}"]) for steps in (1, 3, 5)]
+    state = torch.random.get_rng_state()
+    found = bench(recipes, rounds=3, steps=2)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert [c.recipe for c in found.costs] == 3 * ["digits_at"]
+    for c in found.costs:
+        assert c.images_per_second == pytest.approx(64_000 / c.ms_per_step)
+        assert c.seconds_per_epoch == pytest.approx(4 * c.ms_per_step / 1000), "200 images are 4 batches"
+        assert c.share_of_ceiling == pytest.approx(c.tflops / found.ceiling)
+        assert c.interval[0] <= c.ratio <= c.interval[1]
+        assert c.memory_gib is None
+        assert c.engine == {"precision": "float32", "compile": False, "twin": False}
+    assert (found.costs[0].ratio, found.costs[0].interval) == (1.0, (1.0, 1.0))
+    assert found.costs[2].ratio > found.costs[0].ratio, "four more attack steps take time"
+    work = [c.tflops * c.ms_per_step for c in found.costs]
+    assert work[2] - work[1] == pytest.approx(work[1] - work[0], rel=1e-6), "each attack step is the same arithmetic"
+
+
+def test_arithmetic_of_a_linear_network() -> None:
+    """Three products forward; backward those of the weights, and of the inputs of all layers but the first."""
+    recipe = load_recipe("moons_standard")
+    found = bench([recipe], rounds=1, steps=1).costs[0]
+    n = recipe.train.batch_size
+    layers = [2 * n * a * b for a, b in ((2, 100), (100, 100), (100, 2))]
+    assert found.tflops * found.ms_per_step * 1e9 == pytest.approx(2 * sum(layers) + sum(layers[1:]), rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"rounds": 0}, {"steps": 0}, {"steps": 1.5}, {"rounds": True}], ids=str)
+def test_bad_options(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="must be a whole number of at least 1, got"):
+        bench([load_recipe("digits_at")], **options)  # type: ignore[arg-type]
+
+
+def test_nothing_to_measure() -> None:
+    with pytest.raises(ConfigError, match="name at least one recipe"):
+        bench([])
+
+
+def test_the_ceiling_is_a_speed() -> None:
+    assert 1e-4 < matmul_ceiling(torch.device("cpu")) < 100
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "bench",
+        "digits_at",
+        "digits_trades",
+        "--rounds",
+        "2",
+        "--steps",
+        "1",
+        "--out",
+        "b.json",
+        "--device",
+        "cpu",
+    ]
+    done = CliRunner().invoke(app, [*words, *(w for key in SMALL for w in ("--set", key))])
+    assert done.exit_code == 0, done.output
+    assert "digits_trades" in done.output
+    assert "matmul ceiling" in done.output
+    stored = json.loads(Path("b.json").read_text())
+    assert [c["recipe"] for c in stored["costs"]] == ["digits_at", "digits_trades"]
+    assert stored["provenance"]["rounds"] == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["b.json"], "nothing but the file asked for"
