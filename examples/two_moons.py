@@ -46,6 +46,7 @@ from flatrock.reports.style import COLOURS, LINES, blank, dress, finish
 
 RECIPES = {"no trace": "moons_at", "top layer": "moons_at_trh_top", "whole network": "moons_at_trh_full"}
 LAYERS = {"whole": "whole network", "fc1": "layer 1", "fc2": "layer 2", "head": "layer 3 (top)"}
+LABELS = {"sum": "sum of eigenvalues (trace)", "std": "standard deviation of eigenvalues"}
 # Epochs of the first seed whose Hessian is computed exactly, too, and those the seeds are compared at.
 EXACT = (0, 50, 100)
 COMPARED = tuple(range(60, 101, 10))
@@ -153,9 +154,7 @@ def draw(runs: Mapping[str, Mapping[str, Any]], path: Path, text: str) -> None:
     figure = blank(13, 6)
     axes = figure.subplots(2, len(LAYERS), sharex=True)
     for column, (layer, title) in enumerate(LAYERS.items()):
-        for row, (what, label) in enumerate(
-            (("sum", "sum of eigenvalues (trace)"), ("std", "standard deviation of eigenvalues"))
-        ):
+        for row, (what, label) in enumerate(LABELS.items()):
             panel = axes[row, column]
             for colour, line, (name, run) in zip(COLOURS, LINES, runs.items(), strict=False):
                 values, errors = run[layer][what], run[layer][f"{what}_error"]
@@ -179,11 +178,11 @@ def tell(runs: Mapping[str, Mapping[str, Any]], seeds: Mapping[str, Any]) -> Non
         off = [
             abs(run[k][what][run["epochs"].index(e)] / run["exact"][k][what][i] - 1)
             for k in LAYERS
-            for what in ("sum", "std")
+            for what in LABELS
             for i, e in enumerate(EXACT)
         ]
         say(f"{'':<14} estimates off the exact values by {100 * max(off):.1f} % at most")
-    for what in ("sum", "std"):
+    for what in LABELS:
         base = seeds["no trace"][what]
         for name in RECIPES:
             values = seeds[name][what]

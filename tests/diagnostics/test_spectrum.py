@@ -96,6 +96,17 @@ def test_density_is_a_density_with_the_right_shares() -> None:
     assert found.nodes[0] == pytest.approx(found.smallest[0][0])
 
 
+def test_density_on_a_bent_axis_counts_the_same_eigenvalues() -> None:
+    found = spectrum(MATRIX, runs=4, steps=40, top=4, seed=Seed(0))
+    bent = torch.linspace(-8, 8, 8001, dtype=torch.float64)
+    density = found.density(bent, width=0.05, bend=0.05)
+    step = float(bent[1] - bent[0])
+    assert float(density.sum()) * step == pytest.approx(1, rel=1e-6)
+    share = float(density[bent > torch.asinh(torch.tensor(2 / 0.05))].sum()) * step
+    above = sum(w for n, w in zip(found.nodes, found.weights, strict=True) if n > 2)
+    assert share == pytest.approx(above, rel=1e-6)
+
+
 def test_ends_are_largest_and_smallest_first() -> None:
     found = spectrum(MATRIX, runs=1, steps=40, top=4, seed=Seed(0))
     assert [v for v, _ in found.largest] == pytest.approx([9, 8, 5, 3], rel=1e-8)

@@ -77,7 +77,16 @@ def test_the_tables_have_every_number_and_its_error() -> None:
     assert sharp.rows[3][:3] == ("b, adv.", "0.0321", "0.0400")
     bound = bound_table(records)
     assert bound.rows[0][:4] == ("a, clean", "0.5000", "6.250", "0.1500 ± 0.0063")
-    assert bound.rows[0][5:] == ("6.900", "1.936 at 0.254")
+    assert bound.rows[0][4:] == ("6.900", "1.936 at 0.254")
+    assert "log form" not in bound.header
+    exact = record()
+    exact = replace(exact, losses={k: _with_log(v) for k, v in exact.losses.items()})
+    assert bound_table([exact]).header[4] == "log form"
+    assert bound_table([exact]).rows[0][4] == "0.1234"
+
+
+def _with_log(found: Curvature) -> Curvature:
+    return replace(found, pac_bayes=replace(found.pac_bayes, logarithm=0.1234))
 
 
 def test_names_tell_records_apart() -> None:

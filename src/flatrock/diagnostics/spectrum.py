@@ -81,10 +81,15 @@ class Spectrum:
     runs: int
     steps: int
 
-    def density(self, grid: Tensor, *, width: float) -> Tensor:
-        """Share of the eigenvalues per unit, every node a Gaussian of this standard deviation."""
+    def density(self, grid: Tensor, *, width: float, bend: float | None = None) -> Tensor:
+        """Share of the eigenvalues per unit, every node a Gaussian of this standard deviation.
+
+        With `bend` on the axis asinh(value / bend), on which eigenvalues of every size can be told apart; grid and
+        width are then on that axis.
+        """
         nodes, weights = (torch.tensor(v, dtype=torch.float64) for v in (self.nodes, self.weights))
-        bumps = torch.exp(-0.5 * ((grid.double()[:, None] - nodes) / width) ** 2)
+        places = nodes if bend is None else torch.asinh(nodes / bend)
+        bumps = torch.exp(-0.5 * ((grid.double()[:, None] - places) / width) ** 2)
         return bumps @ weights / (width * math.sqrt(2 * math.pi))
 
     @classmethod

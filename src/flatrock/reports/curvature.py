@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,11 @@ from flatrock.reports.table import Table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Width of the Gaussian every node of the density is drawn as, as a share of the range of eigenvalues.
-WIDTH = 0.008
-POINTS = 1200
+# The axis of a density is asinh(value / bend): linear up to bend, 1 / 50 of the largest eigenvalue, then logarithmic.
+STRAIGHT = 50
+# Width of the Gaussian every node of the density is drawn as, on that axis.
+WIDTH = 0.12
+POINTS = 1500
 SHORT = {ADVERSARIAL: "adv."}
 INCHES_PER_LAYER = 0.32
 
@@ -89,7 +92,10 @@ def bound_table(records: Sequence[CurvatureRecord]) -> Table:
         best = "" if terms.best is None else f"{terms.best:.3f} at {terms.best_sigma0:.3f}"
         row = (f"{terms.risk:.4f}", f"{terms.weights:.3f}", str(terms.trace), log, f"{terms.total:.3f}", best)
         rows.append((name, *row))
-    return Table(("run, loss", "risk", "weights", "trace", "log form", "sum", "least at σ0"), tuple(rows))
+    head = ("run, loss", "risk", "weights", "trace", "log form", "sum", "least at σ0")
+    if not any(row[4] for row in rows):  # known only where traces are exact
+        return Table(head[:4] + head[5:], tuple(row[:4] + row[5:] for row in rows))
+    return Table(head, tuple(rows))
 
 
 def caption(records: Sequence[CurvatureRecord]) -> str:
@@ -115,29 +121,38 @@ def caption(records: Sequence[CurvatureRecord]) -> str:
 
 
 def draw_spectra(records: Sequence[CurvatureRecord], path: Path) -> Path:
-    """Density of the eigenvalues of each record, one panel per loss, all at one scale."""
+    """Density of the eigenvalues of each record, one panel per loss, all at one scale that shows every size."""
     losses = list(records[0].losses)
     figure = blank(5.4 * len(losses), 3.9)
     panels = figure.subplots(1, len(losses), sharex=True, sharey=True, squeeze=False)[0]
-    nodes = [n for record in records for found in record.losses.values() for n in found.spectrum.nodes]
-    low, high = min(nodes), max(nodes)
-    reach = (high - low) or 1.0
-    grid = torch.linspace(low - 0.04 * reach, high + 0.04 * reach, POINTS, dtype=torch.float64)
+    ends = [n for record in records for found in record.losses.values() for n in found.spectrum.nodes]
+    bend = max(map(abs, ends)) / STRAIGHT or 1.0
+    low, high = (math.asinh(end / bend) for end in (min(ends), max(ends)))
+    grid = torch.linspace(low - 5 * WIDTH, high + 5 * WIDTH, POINTS, dtype=torch.float64)
     highest = 0.0
     for panel, loss in zip(panels, losses, strict=True):
         for i, (name, record) in enumerate(zip(labels(records), records, strict=True)):
             found = record.losses[loss]
-            density = found.spectrum.density(grid, width=WIDTH * reach) * found.whole.count
+            density = found.spectrum.density(grid, width=WIDTH, bend=bend) * found.whole.count
             highest = max(highest, float(density.max()))
-            panel.plot(grid.tolist(), density.tolist(), label=name, linewidth=1.3, **line_style(i))
-        dress(
-            panel, f"{loss} loss", "eigenvalue of the Hessian", "" if panel is not panels[0] else "eigenvalues per unit"
-        )
+            panel.plot((bend * grid.sinh()).tolist(), density.tolist(), label=name, linewidth=1.3, **line_style(i))
+        dress(panel, f"{loss} loss", "eigenvalue of the Hessian", "eigenvalues per unit of this axis")
+        panel.label_outer()
+        panel.set_xscale("asinh", linear_width=bend)
         panel.set_yscale("log")
+        panel.set_xticks(_ticks(bend, min(ends), max(ends)), minor=False)
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     # One eigenvalue is a bump 0.4 / width high; far below that there are only tails of Gaussians.
-    panels[0].set_ylim(0.01 * 0.4 / (WIDTH * reach), 4 * highest)
+    panels[0].set_ylim(0.01 * 0.4 / WIDTH, 4 * highest)
     panels[-1].legend(frameon=False, fontsize=8)
     return finish(figure, _short(records), path)
+
+
+def _ticks(bend: float, low: float, high: float) -> list[float]:
+    """0 and 1, 3, 10, 30, ... on both sides, where they are far enough from 0 to have room for a label."""
+    first = math.floor(math.log10(bend))
+    steps = [m * 10.0**k for k in range(first, first + 4) for m in (1, 3) if m * 10.0**k > 1.5 * bend]
+    return [-s for s in reversed(steps) if -s >= low] + [0.0] + [s for s in steps if s <= high]
 
 
 def draw_layers(records: Sequence[CurvatureRecord], path: Path) -> Path:
