@@ -20,6 +20,8 @@ from flatrock.recipes.schema import Recipe
 pytestmark = pytest.mark.gpu
 MakeRecipe = Callable[..., Recipe]
 REFERENCE = {"engine__precision": "float32", "engine__compile": False}
+TWIN = {"engine__precision": "bfloat16", "engine__compile": False}
+FAST = {"engine__precision": "bfloat16", "engine__compile": True}
 OBJECTIVES = {"at": {}, "trades": {"beta": 3}, "mart": {"beta": 2}}
 METHODS: dict[str, list[dict[str, Any]]] = {
     "none": [],
@@ -66,11 +68,11 @@ def test_three_steps_are_those_of_the_cpu(make_recipe: MakeRecipe, tmp_path: Pat
 def test_fast_steps_are_near_the_reference(make_recipe: MakeRecipe, tmp_path: Path, method: str) -> None:
     keys = {"objective": {"name": "trades", "beta": 3}, "flatness": METHODS[method]}
     reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 12)
-    fast = losses(build_job(make_recipe(**keys), folder=tmp_path / "b", device="cuda"), 12)
+    fast = losses(build_job(make_recipe(**keys, **FAST), folder=tmp_path / "b", device="cuda"), 12)
     assert fast == pytest.approx(reference, rel=0.05)
 
 
-@pytest.mark.parametrize("engine", [REFERENCE, {"engine__compile": False}, {}], ids=["reference", "twin", "compiled"])
+@pytest.mark.parametrize("engine", [REFERENCE, TWIN, FAST], ids=["reference", "twin", "compiled"])
 @pytest.mark.parametrize("method", METHODS)
 def test_nobody_waits_inside_an_epoch(
     make_recipe: MakeRecipe, tmp_path: Path, engine: dict[str, Any], method: str

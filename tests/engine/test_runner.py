@@ -181,16 +181,14 @@ def test_the_engine_does_not_change_the_hash() -> None:
         assert recipe_hash(load_recipe("digits_at", [change])) == recipe_hash(plain)
 
 
-def test_automatic_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe("digits_at")
+def test_choices() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert build_engine(recipe, cpu) == Engine()
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    assert build_engine(recipe, gpu) == Engine(precision="bfloat16", compile=True, twin=True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    assert build_engine(recipe, gpu) == Engine(precision="float32", compile=True)
-    chosen = load_recipe("digits_at", ["engine.precision=float32", "engine.compile=false"])
-    assert build_engine(chosen, gpu) == Engine()
+    for chosen in ([], ["engine.precision=float32", "engine.compile=false"]):
+        for device in (cpu, gpu):
+            assert build_engine(load_recipe("digits_at", chosen), device) == Engine()
+    fast = load_recipe("digits_at", ["engine.precision=bfloat16", "engine.compile=true"])
+    assert build_engine(fast, gpu) == Engine(precision="bfloat16", compile=True, twin=True)
+    assert build_engine(fast, cpu) == Engine(precision="bfloat16", compile=True)
 
 
 def test_unknown_choices_are_refused() -> None:

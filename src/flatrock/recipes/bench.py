@@ -152,7 +152,7 @@ def _flops(one: _Contestant) -> float:
     plain = replace(one.job, runner=Runner(one.job.model))
     with _Arithmetic() as counter:
         train_step(plain, next(one.batches), step=one.step, guard=False)
-    return counter.flops
+    return float(counter.flops)
 
 
 class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -160,7 +160,7 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0.0
+        self.flops: float = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -61,7 +61,8 @@ def build_job(
     split = held_out_split(data, size=recipe.data.held_out) if recipe.data.held_out else Split(data, data, "none")
     train = fair_subset(split.train, recipe.data.limit)
     extra = _extra(recipe, data)
-    model, engine = _placed(recipe, where), build_engine(recipe, where)
+    engine = build_engine(recipe, where)
+    model = _placed(recipe, where, engine)
     check_fit(model, data)
     selection = fair_subset(_selection(recipe, split, data_folder), recipe.select.size)
     seed = Seed(recipe.seed)
@@ -109,22 +110,19 @@ def _certificate(recipe: Recipe, device: torch.device, split: Split, engine: Eng
     return birth_certificate(device=device, seed=recipe.seed, **about)
 
 
-def _placed(recipe: Recipe, device: torch.device) -> Classifier:
-    """The network on its device, in the memory layout a GPU's tensor cores read fastest."""
+def _placed(recipe: Recipe, device: torch.device, engine: Engine) -> Classifier:
+    """The network on its device; in reduced precision in the memory layout tensor cores read fastest."""
     model = build_model(recipe).to(device)
-    if device.type == "cuda":
+    if device.type == "cuda" and engine.precision == "bfloat16":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
 def build_engine(recipe: Recipe, device: torch.device) -> Engine:
-    """The recipe's choices, `auto` settled for this device."""
-    chosen, gpu = recipe.engine, device.type == "cuda"
-    precision = chosen.precision
-    if precision == "auto":
-        precision = "bfloat16" if gpu and torch.cuda.is_bf16_supported() else "float32"
-    compiled = gpu if chosen.compile == "auto" else chosen.compile
-    return Engine(precision=precision, compile=compiled, twin=gpu and precision == "bfloat16")
+    """The recipe's choices; `auto` is the reference, float32 and not compiled."""
+    precision = "float32" if recipe.engine.precision == "auto" else recipe.engine.precision
+    compiled = recipe.engine.compile is True
+    return Engine(precision=precision, compile=compiled, twin=device.type == "cuda" and precision == "bfloat16")
 
 
 def build_model(recipe: Recipe) -> Classifier:
