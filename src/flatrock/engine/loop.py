@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatError, TrainingError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import EpochRecord, Run, best_record
@@ -63,8 +65,16 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
         progress.end()
         events.close()
     status = "finished" if total == job.epochs * steps else "truncated"
-    folder.write_info(status=status, reason="", epochs_done=len(state.history))
+    folder.write_info(status=status, reason="", epochs_done=len(state.history), **_memory(job, folder))
     return folder.run()
+
+
+def _memory(job: Job, folder: RunFolder) -> dict[str, float]:
+    """The most memory this process has taken from the GPU, in GiB; a resumed run keeps the larger figure."""
+    if job.device.type != "cuda":
+        return {}
+    taken = torch.cuda.max_memory_reserved(job.device) / 2**30
+    return {"peak_memory_gib": max(taken, folder.read_info().get("peak_memory_gib", 0.0))}
 
 
 def _spent(job: Job, state: TrainState) -> bool:
