@@ -16,6 +16,8 @@ from flatrock.cli import (
     ls,
     overfit,
     pseudo_label,
+    report,
+    results,
     train,
 )
 
@@ -37,6 +39,8 @@ app.command("overfit")(overfit.run)
 app.command("curvature")(curvature.run)
 app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
+app.command("results")(results.run)
+app.command("report")(report.run)
 app.command("doctor")(doctor.run)
 
 

@@ -1,0 +1,44 @@
+"""`flatrock report`: results files -> a page beside the papers' figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatrock.cli.console import friendly, say
+from flatrock.core.errors import ConfigError
+from flatrock.core.files import write_atomic
+from flatrock.evaluation.rows import Row, read_rows
+from flatrock.reports.papers import read_papers
+from flatrock.reports.results import results_page
+
+Files = Annotated[
+    list[Path], typer.Argument(metavar="RESULTS...", help="files of `flatrock results`; others are left out")
+]
+Out = Annotated[Path, typer.Option(help="the .md file to write")]
+Figures = Annotated[
+    Path | None, typer.Option("--papers", help="the papers' figures; default: papers.yaml beside the first file")
+]
+
+
+def run(results: Files, out: Out, papers: Figures = None) -> None:
+    """Write the page of results: one table per protocol beside the papers' figures, and what became of their claims."""
+    with friendly():
+        known = read_papers(papers or results[0].parent / "papers.yaml")
+        rows: list[Row] = []
+        used = []
+        for file in results:
+            found = read_rows(file)
+            if found is None:
+                say(f"left out {file}: not a file of `flatrock results`")
+            else:
+                rows += found
+                used.append(file.name)
+        keys = [(row.recipe, row.seed) for row in rows]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise ConfigError(f"{twice[0][0]} with seed {twice[0][1]} is in the files twice; leave one out")
+        write_atomic(out, results_page(rows, known, used).encode())
+        say(f"wrote {out}: {len(rows)} runs")

@@ -1,0 +1,51 @@
+"""`flatrock results`: runs -> one results file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatrock.cli.console import friendly, say, show
+from flatrock.core.errors import ConfigError, StateError
+from flatrock.evaluation.rows import Row, read_rows, write_rows
+from flatrock.recipes.results import collect_run
+from flatrock.reports.results import overview
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of evaluated runs")]
+Out = Annotated[Path, typer.Option(help="the .json file to write, such as results/cifar10_short.json")]
+Add = Annotated[
+    bool, typer.Option("--add", help="keep the rows that are there; one of the same recipe and seed is replaced")
+]
+
+
+def run(runs: Runs, out: Out, add: Add = False) -> None:
+    """Collect what runs and their evaluations say into one file, for `flatrock report`."""
+    with friendly():
+        rows = [collect_run(path) for path in runs]
+        twice = {r for r in map(_key, rows) if list(map(_key, rows)).count(r) > 1}
+        if twice:
+            raise ConfigError(f"two runs have the same recipe and seed: {sorted(twice)[0]}; name one of them")
+        if add and out.exists():
+            rows = _added(out, rows)
+        show(overview(rows))
+        for row in rows:
+            if row.main is None and row.status != "failed":
+                say(("not evaluated ", "yellow"), f"{row.recipe}; run `flatrock eval` on it, then this again")
+            for change in row.changes:
+                say(("changed ", "yellow"), f"{row.recipe} {change}")
+        write_rows(out, rows)
+        say(f"wrote {out}")
+
+
+def _key(row: Row) -> tuple[str, int]:
+    return row.recipe, row.seed
+
+
+def _added(out: Path, rows: list[Row]) -> list[Row]:
+    old = read_rows(out)
+    if old is None:
+        raise StateError(f"{out} is not a results file; choose another --out")
+    new = {_key(row) for row in rows}
+    return [row for row in old if _key(row) not in new] + rows

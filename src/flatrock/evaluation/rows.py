@@ -1,0 +1,175 @@
+"""Results of many runs in one file: a row per run, with the verdict on every test sample behind each accuracy."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import write_atomic
+from flatrock.core.provenance import VERSION, commit
+
+SCHEMA = "flatrock.results/1"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Score:
+    """The evaluation of one checkpoint: `right[name][i]` says whether sample i is right, name `clean`, an attack or a
+    plan. `seconds` are those of each attack, `result` is the digest of the result file."""
+
+    epoch: int
+    right: Mapping[str, Tensor]
+    seconds: Mapping[str, float]
+    findings: tuple[str, ...]
+    marks: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    result: str
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return int(self.right["clean"].numel())
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """The share of right samples under each name."""
+        return {name: float(flags.double().mean()) for name, flags in self.right.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; flags are packed, eight samples to a byte."""
+        plain = {k: v for k, v in vars(self).items() if k != "right"}
+        packed = {name: _packed(flags) for name, flags in self.right.items()}
+        return {**plain, "n": self.n, "accuracy": self.accuracy, "right": packed}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Score:
+        """Inverse of to_dict; ValueError if the accuracies do not follow from the flags."""
+        given = dict(values)
+        n, accuracy = int(given.pop("n")), given.pop("accuracy")
+        right = {name: _unpacked(text, n) for name, text in given.pop("right").items()}
+        given |= {key: tuple(given[key]) for key in ("findings", "marks")}
+        score = cls(right=right, **given)
+        if score.accuracy != accuracy:
+            raise ValueError("accuracies do not follow from the flags")
+        return score
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """One run. `changes` are the keys in which its recipe differs from the library's of that name, other than the seed.
+
+    `selection` holds the epochs `best` and `last` (`average_best`, `average_last`) with their accuracies on the
+    selection data, `training` seconds and memory, `scores` the evaluation of each checkpoint that has one.
+    """
+
+    recipe: str
+    recipe_hash: str
+    protocol: str
+    summary: str
+    changes: tuple[str, ...]
+    seed: int
+    status: str
+    reason: str
+    selection: Mapping[str, Any]
+    training: Mapping[str, Any]
+    findings: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    scores: Mapping[str, Score]
+
+    @property
+    def main(self) -> str | None:
+        """The checkpoint the run is known by, if it was evaluated: the best epoch, of the averaged weights if kept."""
+        wanted = "average-best" if "average_best" in self.selection else "best"
+        return wanted if wanted in self.scores else None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the run is what its recipe says, to the end, and was evaluated."""
+        return self.status == "finished" and not self.changes and self.main is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "scores": {name: score.to_dict() for name, score in self.scores.items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Row:
+        """Inverse of to_dict."""
+        given = dict(values)
+        scores = {name: Score.from_dict(score) for name, score in given.pop("scores").items()}
+        given |= {key: tuple(given[key]) for key in ("changes", "findings")}
+        return cls(scores=scores, **given)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A difference of accuracies, with the standard error that a test set of this size leaves."""
+
+    mean: float
+    error: float
+
+    @property
+    def beyond_chance(self) -> bool:
+        """More than two standard errors."""
+        return abs(self.mean) > 2 * self.error
+
+
+def paired(a: Tensor, b: Tensor) -> Gap:
+    """Accuracy a minus accuracy b on the same samples; mean and standard error of the per-sample differences."""
+    if a.shape != b.shape:
+        raise StateError(f"accuracies on {a.numel()} and on {b.numel()} samples cannot be paired; evaluate both alike")
+    steps = a.double() - b.double()
+    return Gap(float(steps.mean()), float(steps.std(correction=0)) / sqrt(steps.numel()))
+
+
+def mean_gap(gaps: Sequence[Gap]) -> Gap:
+    """The mean of independent gaps, such as those of several seeds."""
+    return Gap(sum(g.mean for g in gaps) / len(gaps), sqrt(sum(g.error**2 for g in gaps)) / len(gaps))
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write a results file."""
+    content = {
+        "schema": SCHEMA,
+        "rows": [row.to_dict() for row in rows],
+        "collected": {"flatrock": VERSION, "commit": commit()},
+    }
+    write_atomic(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def read_rows(path: Path) -> list[Row] | None:
+    """The rows of a results file, checked; None for a JSON file that is something else."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise StateError(f"there is no results file {path}") from error
+    except (ValueError, OSError) as error:
+        raise StateError(f"{path} is not readable JSON ({error})") from error
+    schema = str(content.get("schema", "")) if isinstance(content, dict) else ""
+    if not schema.startswith("flatrock.results/"):
+        return None
+    try:
+        if schema != SCHEMA:
+            raise ValueError(f"schema {schema!r}, expected {SCHEMA!r}")
+        return [Row.from_dict(row) for row in content["rows"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(f"{path} is damaged ({error}); write it again with `flatrock results`") from error
+
+
+def _packed(flags: Tensor) -> str:
+    return base64.b64encode(np.packbits(flags.numpy().astype(np.uint8)).tobytes()).decode()
+
+
+def _unpacked(text: str, n: int) -> Tensor:
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(text, validate=True), np.uint8))
+    if not n <= len(bits) < n + 8:
+        raise ValueError(f"{len(bits)} flags for {n} samples")
+    return torch.from_numpy(bits[:n].astype(bool))

@@ -1,0 +1,146 @@
+"""Runs -> rows of results: what their small files say, without their weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import sha256
+from flatrock.core.records import EpochRecord, Result, Run
+from flatrock.engine.folder import RunFolder
+from flatrock.evaluation.rows import Row, Score
+from flatrock.recipes.check import validate
+from flatrock.recipes.load import library, load_recipe
+from flatrock.recipes.schema import Recipe
+
+PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
+# Those of a run's provenance that say how to ask the same question again; `resumed` is added where it was.
+CERTIFICATE = ("commit", "flatrock", "torch", "python", "device", "time", "engine")
+
+
+def collect_run(path: Path) -> Row:
+    """The row of a run folder: its records, and the result of every checkpoint evaluated with the recipe's own plan.
+
+    Only recipe.yaml, run.json, metrics.jsonl and result-*.json are read, so a folder without weights will do.
+    """
+    folder = RunFolder(path)
+    info = folder.read_info()
+    if info["status"] == "running":
+        raise StateError(f"run {path} is not finished; train on with --resume")
+    run, recipe = folder.run(), _stored(folder)
+    certificate = dict(info.get("provenance", {}))
+    resumed = [str(again.get("commit")) for again in info.get("resumed", [])]
+    name = str(info.get("name", recipe.name))
+    return Row(
+        recipe=name,
+        recipe_hash=str(info["recipe_hash"]),
+        protocol=protocol(name),
+        summary=recipe.about.summary,
+        changes=tuple(changes(recipe)),
+        seed=recipe.seed,
+        status=run.status,
+        reason=run.reason,
+        selection=_selection(recipe, run),
+        training={
+            "epochs": len(run.records),
+            "seconds": sum(r.seconds for r in run.records),
+            # The median: the first epoch may have compiled the network.
+            "seconds_per_epoch": median(r.seconds for r in run.records) if run.records else None,
+            "peak_memory_bytes": info.get("peak_memory_bytes"),
+        },
+        findings=tuple(info.get("findings", ())),
+        provenance={k: certificate.get(k) for k in CERTIFICATE} | ({"resumed": resumed} if resumed else {}),
+        scores={} if run.status == "failed" else _scores(path, str(info["recipe_hash"]), run),
+    )
+
+
+def protocol(name: str) -> str:
+    """`cifar10_short` of `cifar10_short_trades_awp`; nothing for a recipe that belongs to none."""
+    found = PROTOCOL.match(name)
+    return found[1] if found else ""
+
+
+def changes(recipe: Recipe) -> list[str]:
+    """The keys that decide the weights in which a recipe is not the library's of that name; the seed is free."""
+    if recipe.name not in library():
+        return []
+    own, known = (_leaves(r.training_keys()) for r in (recipe, load_recipe(recipe.name, {"seed": recipe.seed})))
+    keys = [key for key in sorted(own.keys() | known.keys()) if own.get(key) != known.get(key)]
+    return [f"{key}: {own.get(key)!r} instead of {known.get(key)!r}" for key in keys]
+
+
+def _leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Dotted keys and their values; a list is one value."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        found |= _leaves(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+    return found
+
+
+def _stored(folder: RunFolder) -> Recipe:
+    import yaml
+
+    try:
+        raw = yaml.safe_load(folder.recipe.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise StateError(f"{folder.recipe} is not readable ({error}); `train --resume` writes it again") from error
+    return validate(raw, str(folder.recipe))
+
+
+def _selection(recipe: Recipe, run: Run) -> dict[str, Any]:
+    ends: dict[str, Any] = {"data": recipe.select.data, "metric": recipe.select.metric, "every": recipe.select.every}
+    if run.best is not None:
+        ends["best"] = _probed(run.best)
+    if run.records:
+        ends["last"] = _probed(run.last)
+        if run.last.average_robust is not None:
+            ends["average_last"] = _averaged(run.last)
+    if run.best_average is not None:
+        ends["average_best"] = _averaged(run.best_average)
+    return ends
+
+
+def _probed(record: EpochRecord) -> dict[str, Any]:
+    return {"epoch": record.epoch, "clean": record.clean, "robust": record.robust, "train_robust": record.train_robust}
+
+
+def _averaged(record: EpochRecord) -> dict[str, Any]:
+    return {"epoch": record.epoch, "clean": record.average_clean, "robust": record.average_robust}
+
+
+def _scores(path: Path, recipe_hash: str, run: Run) -> dict[str, Score]:
+    """The evaluated checkpoints; a result of other weights than those the run has now is refused."""
+    epochs = {"best": run.best, "last": run.last, "average-best": run.best_average, "average-last": run.last}
+    found = {}
+    for name, record in epochs.items():
+        file = path / f"result-{name}.json"
+        if not file.is_file():
+            continue
+        text = file.read_text()
+        result = Result.from_json(text, str(file))
+        about = result.provenance
+        if about.get("recipe_hash") != recipe_hash or record is None or about.get("epoch") != record.epoch:
+            raise StateError(f"{file} is of other weights than the run has now; evaluate again with `flatrock eval`")
+        if not about.get("whole_plan"):
+            raise StateError(f"{file} is not of the recipe's own attacks on the whole test set; evaluate again")
+        found[name] = _score(result, sha256(text))
+    return found
+
+
+def _score(result: Result, digest: str) -> Score:
+    plans = {plan: labels[-1] for plan, labels in result.plans.items()}
+    right = {name: result.flags[plans.get(name, name)] for name in ("clean", *result.per_attack)}
+    about = dict(result.provenance)
+    return Score(
+        epoch=int(about["epoch"]),
+        right=right,
+        seconds={name: float(cost["seconds"]) for name, cost in result.costs.items() if "seconds" in cost},
+        findings=tuple(f"{f.code}: {f.message}" for f in result.findings),
+        marks=tuple(result.marks),
+        provenance={k: about.get(k) for k in ("commit", "torch", "device", "time", "seed", "precision", "batch_size")},
+        result=digest,
+    )

@@ -1,0 +1,127 @@
+"""The papers' figures, from a file: what they print, where, and what they claim about our rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One published row: accuracies in percent by measure. `error` is the standard error the paper states."""
+
+    cite: str
+    differs: str
+    network: str
+    values: Mapping[str, float]
+    error: float | None = None
+
+    @property
+    def where(self) -> str:
+        """Table and network."""
+        return f"{self.cite}, {self.network}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a row should reach, in percent by measure."""
+
+    name: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One of our recipes: its name on the page, the recipe it is compared with, and the figures that concern it.
+
+    `claims` are pairs (with the method, without it), `drops` pairs (best epoch, last epoch).
+    """
+
+    label: str
+    over: str | None = None
+    papers: tuple[Figure, ...] = ()
+    claims: tuple[tuple[Figure, Figure], ...] = ()
+    drops: tuple[tuple[Figure, Figure], ...] = ()
+    targets: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """Recipes trained alike, in the order of the page."""
+
+    title: str
+    text: str
+    rows: Mapping[str, Entry]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Papers:
+    """Everything the page takes from papers."""
+
+    measures: Mapping[str, str] = field(default_factory=dict)
+    protocols: Mapping[str, Protocol] = field(default_factory=dict)
+
+
+def read_papers(path: Path) -> Papers:
+    """Read the file; ConfigError says what in it is wrong."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file of the papers' figures at {path}; name it with --papers") from error
+    except (yaml.YAMLError, OSError) as error:
+        raise ConfigError(f"{path} is not readable YAML: {error}") from error
+    try:
+        return _papers(raw)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path}: {type(error).__name__} {error}; its first lines say how it is built") from error
+
+
+def _papers(raw: Mapping[str, Any]) -> Papers:
+    figures = {key: _figure(dict(row), raw) for key, row in raw["figures"].items()}
+    protocols = {
+        key: Protocol(
+            title=part["title"],
+            text=part["text"].strip(),
+            rows={name: _entry(row, figures) for name, row in part["rows"].items()},
+        )
+        for key, part in raw["protocols"].items()
+    }
+    for protocol in protocols.values():
+        for name, entry in protocol.rows.items():
+            if entry.over is not None and entry.over not in protocol.rows:
+                raise ValueError(f"{name} is compared with {entry.over}, which is no row of its protocol")
+    return Papers(measures=raw["measures"], protocols=protocols)
+
+
+def _figure(row: dict[str, Any], raw: Mapping[str, Any]) -> Figure:
+    source = raw["sources"][row.pop("source")]
+    return Figure(**source, network=row.pop("network"), values=_numbers(row, raw["measures"]))
+
+
+def _numbers(row: Mapping[str, Any], measures: Mapping[str, str]) -> dict[str, float]:
+    if unknown := row.keys() - measures.keys():
+        raise ValueError(f"{sorted(unknown)[0]!r} is not among the measures {list(measures)}")
+    return {measure: float(row[measure]) for measure in measures if measure in row}
+
+
+def _entry(row: Mapping[str, Any], figures: Mapping[str, Figure]) -> Entry:
+    def pairs(key: str) -> tuple[tuple[Figure, Figure], ...]:
+        return tuple((figures[a], figures[b]) for a, b in row.get(key, ()))
+
+    if unknown := row.keys() - {"label", "over", "papers", "claims", "drops", "targets"}:
+        raise ValueError(f"a row has no {sorted(unknown)[0]!r}")
+    targets = [dict(target) for target in row.get("targets", ())]
+    return Entry(
+        label=row["label"],
+        over=row.get("over"),
+        papers=tuple(figures[key] for key in row.get("papers", ())),
+        claims=pairs("claims"),
+        drops=pairs("drops"),
+        targets=tuple(Target(name=t.pop("name"), values={k: float(v) for k, v in t.items()}) for t in targets),
+    )

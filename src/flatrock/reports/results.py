@@ -1,0 +1,221 @@
+"""The page of results: rows and the papers' figures in, Markdown out. Nothing on it is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flatrock.evaluation.rows import Row
+from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, target_lines
+from flatrock.reports.papers import Entry, Figure, Papers, Protocol
+from flatrock.reports.table import Table, percent
+
+OPENING = """\
+# Results on CIFAR-10
+
+Written by `flatrock report results/*.json --out docs/results.md`; no number on this page is typed by hand. Ours come
+from the files `flatrock results` makes of runs, the papers' from `results/papers.yaml`.
+
+Percent of all 10,000 test images unless said otherwise. The weights are those of the best epoch on held-out training
+images (averaged ones where the recipe averages); the test set is looked at once, in the end. `±` is the standard error
+of a difference, paired by test image: it knows the chance of the test set, not that of the seed. A claim counts as
+reproduced if our difference has its sign and is more than two standard errors, and as contradicted if it has the other
+sign by as much."""
+
+HOW = """\
+```sh
+flatrock train cifar10_short_trades_awp
+flatrock eval runs/cifar10_short_trades_awp
+flatrock results runs/cifar10_short_trades_awp --add --out results/cifar10_short.json
+flatrock report results/cifar10_short.json --out docs/results.md
+```"""
+
+
+def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str]) -> str:
+    """The whole page; `files` are the names of the results files the rows come from."""
+    parts = [OPENING]
+    if not rows:
+        parts.append("There are no results yet: no run has been collected with `flatrock results`.")
+    else:
+        parts.append(f"Results in {', '.join(f'`{name}`' for name in sorted(files))}.")
+    for key, protocol in papers.protocols.items():
+        parts += _section(protocol, [row for row in rows if row.protocol == key], papers)
+    others = [row for row in rows if row.protocol not in papers.protocols]
+    if others:
+        parts += ["## Other runs", _markdown(overview(others)), *_remarks(others, {})]
+    parts += ["## Adding a row", HOW]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
+    parts = [f"## {protocol.title}", protocol.text]
+    labels = {name: entry.label for name, entry in protocol.rows.items()}
+    order = {name: i for i, name in enumerate(protocol.rows)}
+    rows = sorted(rows, key=lambda row: (order.get(row.recipe, len(order)), row.recipe, row.seed))
+    missing = [f"`{name}`" for name in protocol.rows if name not in {row.recipe for row in rows}]
+    if rows:
+        parts += [_markdown(measured(rows, papers, labels)), _markdown(costs(rows, labels)), *_remarks(rows, labels)]
+        parts += _compared(protocol, rows, papers)
+    if missing:
+        parts.append(f"Not measured yet: {', '.join(missing)}.")
+    return parts
+
+
+def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
+    """Differences between our rows, then the papers' figures, then what became of their claims."""
+    known = by_recipe(rows)
+    parts = []
+    for title, table in (
+        ("Gains over the base, in points:", gains(protocol, rows, papers)),
+        ("From the best epoch to the last, in points:", drops(protocol, rows, papers)),
+        ("Beside the papers: their figure, and ours minus theirs.", beside(protocol, rows, papers)),
+    ):
+        if table.rows:
+            parts += [title, _markdown(table)]
+    figures = {f.cite: f.differs for name, entry in protocol.rows.items() if name in known for f in _all(entry)}
+    if figures:
+        parts.append("What differs there:\n\n" + "\n".join(f"- {cite}: {text}" for cite, text in figures.items()))
+    if lines := claim_lines(protocol, rows, papers):
+        parts.append("What became of their claims:\n\n" + "\n".join(lines))
+    reached = [line for name, e in protocol.rows.items() for line in target_lines(name, e, rows, papers)]
+    if reached:
+        parts.append("What was to be reached:\n\n" + "\n".join(reached))
+    return parts
+
+
+def _all(entry: Entry) -> list[Figure]:
+    return [*entry.papers, *(f for pair in (*entry.claims, *entry.drops) for f in pair)]
+
+
+def overview(rows: Sequence[Row]) -> Table:
+    """One line per run: its accuracies and seconds per epoch."""
+    names = list(dict.fromkeys(a for row in rows for score in row.scores.values() for a in score.right))
+    lines = []
+    for row in rows:
+        found = row.scores[row.main].accuracy if row.main else {}
+        speed = row.training["seconds_per_epoch"]
+        state = "" if row.status == "finished" else f" {row.status.upper()}"
+        lines.append((row.recipe + state, *(percent(found.get(a)) for a in names), _seconds(speed)))
+    return Table(("recipe", *names, "s/epoch"), tuple(lines))
+
+
+def measured(rows: Sequence[Row], papers: Papers, labels: Mapping[str, str]) -> Table:
+    """Accuracy of every evaluated checkpoint; a failed run has a row and no number."""
+    lines = []
+    for row in rows:
+        head = (_label(row, labels), f"`{row.recipe}`", str(row.seed))
+        if not row.scores:
+            said = "FAILED" if row.status == "failed" else "not evaluated"
+            lines.append((*head, said, *("" for _ in papers.measures)))
+        for checkpoint, score in row.scores.items():
+            accuracy = score.accuracy
+            star = "*" if score.marks else ""
+            cells = (percent(accuracy.get(m)) + (star if m in accuracy else "") for m in papers.measures)
+            lines.append((*head, f"{checkpoint.replace('-', ' ')}, {score.epoch}", *cells))
+    return Table(("method", "recipe", "seed", "epoch", *papers.measures.values()), tuple(lines))
+
+
+def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
+    """Held-out robust accuracy of the best and the last epoch, and what the run cost."""
+    lines = []
+    for row in rows:
+        ends = [row.selection.get(f"average_{end}", row.selection.get(end)) for end in ("best", "last")]
+        said = ["" if end is None else f"{percent(end['robust'])} ({end['epoch']})" for end in ends]
+        main = row.scores[row.main] if row.main else None
+        memory = row.training.get("peak_memory_bytes")
+        lines.append(
+            (
+                _label(row, labels),
+                *said,
+                _seconds(row.training["seconds_per_epoch"]),
+                f"{row.training['seconds'] / 60:.1f}",
+                "not recorded" if memory is None else f"{memory / 2**30:.2f}",
+                "" if main is None else f"{sum(main.seconds.values()) / 60:.1f}",
+            )
+        )
+    header = ("held-out robust, best (epoch)", "last (epoch)", "s/epoch", "training, min", "peak memory, GiB")
+    return Table(("method", *header, "evaluation, min"), tuple(lines))
+
+
+def gains(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> Table:
+    """Every row that has a base, minus its base."""
+    known = by_recipe(rows)
+    lines = []
+    for name, entry in protocol.rows.items():
+        if entry.over is None or name not in known or entry.over not in known:
+            continue
+        found = [gain(known[name], known[entry.over], m) for m in papers.measures]
+        lines.append(
+            (f"{entry.label} - {protocol.rows[entry.over].label}", *("" if g is None else points(g) for g in found))
+        )
+    return Table(("difference", *papers.measures.values()), tuple(lines))
+
+
+def drops(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> Table:
+    """Every row whose last epoch was evaluated too: last minus best."""
+    known = by_recipe(rows)
+    lines = []
+    for name, entry in protocol.rows.items():
+        found = [drop(known[name], m) for m in papers.measures] if name in known else []
+        if any(g is not None for g in found):
+            lines.append((entry.label, *("" if g is None else points(g) for g in found)))
+    return Table(("last - best", *papers.measures.values()), tuple(lines))
+
+
+def beside(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> Table:
+    """The papers' figures for our rows, and ours minus theirs (the mean over our seeds)."""
+    known = by_recipe(rows)
+    lines = []
+    for name, entry in protocol.rows.items():
+        runs = [row.scores[row.main or ""].accuracy for row in known.get(name, {}).values()]
+        for figure in entry.papers if runs else ():
+            cells = []
+            for measure in papers.measures:
+                theirs, ours = figure.values.get(measure), [100 * run[measure] for run in runs if measure in run]
+                apart = f" ({sum(ours) / len(ours) - theirs:+.2f})" if ours and theirs is not None else ""
+                cells.append("" if theirs is None else f"{theirs:.2f}{apart}")
+            lines.append((entry.label, figure.where, *cells))
+    return Table(("method", "paper", *papers.measures.values()), tuple(lines))
+
+
+def _remarks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[str]:
+    """What a reader of the numbers must know: marks, changes, failures, findings, where they come from."""
+    lines = []
+    for row in rows:
+        name = f"{_label(row, labels)} (seed {row.seed})"
+        if row.status != "finished":
+            lines.append(f"- {name}: {row.status}{f', {row.reason}' if row.reason else ''}; not compared.")
+        lines += [f"- {name}: changed, {change}; not compared." for change in row.changes]
+        lines += [f"- {name}: {finding}" for finding in row.findings]
+        for checkpoint, score in row.scores.items():
+            lines += [f"- {name}, {checkpoint.replace('-', ' ')}: {finding}" for finding in score.findings]
+    parts = ["\n".join(lines)] if lines else []
+    if any(score.marks for row in rows for score in row.scores.values()):
+        parts.append("`*` the epoch was chosen on the test set.")
+    return [*parts, _origin(rows)]
+
+
+def _origin(rows: Sequence[Row]) -> str:
+    """Commits, devices and dates of the runs, those alike said once."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        about = row.provenance
+        engine = about.get("engine") or {}
+        how = ", ".join(f"{k} {v}" for k, v in engine.items())
+        said = f"commit {about.get('commit')}, torch {about.get('torch')}, {about.get('device')}"
+        said += f", {str(about.get('time'))[:10]}{f', {how}' if how else ''}"
+        found.setdefault(said, []).append(row.recipe)
+    every = "; ".join(f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items())
+    return f"Trained at {every}. Times are those of training without probes."
+
+
+def _label(row: Row, labels: Mapping[str, str]) -> str:
+    return labels.get(row.recipe, row.recipe)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _markdown(table: Table) -> str:
+    lines = [table.header, ("---",) * len(table.header), *table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,210 @@
+"""`flatrock results`: what is taken from a run, what is refused, and that the file says what the runs say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from results_cases import CERTIFICATE, N, fake_result, fake_run, standing
+from typer.testing import CliRunner
+
+from flatrock.cli.main import app
+from flatrock.core.errors import StateError
+from flatrock.core.files import sha256
+from flatrock.evaluation.rows import SCHEMA, Gap, Row, mean_gap, paired, read_rows, write_rows
+from flatrock.recipes.build import recipe_hash
+from flatrock.recipes.load import load_recipe
+from flatrock.recipes.results import collect_run, protocol
+
+NAME = "cifar10_short_trades_awp"
+FOUND = {"clean": 80.0, "pgd-20": 53.0, "cw-20": 50.5, "autoattack": 49.0}
+
+
+def flatrock(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def same(a: Row, b: Row) -> bool:
+    return json.dumps(a.to_dict(), sort_keys=True) == json.dumps(b.to_dict(), sort_keys=True)
+
+
+def test_a_row_holds_what_the_run_says(tmp_path: Path) -> None:
+    path = fake_run(tmp_path, NAME, FOUND, last={**FOUND, "pgd-20": 50.0}, peak_memory_bytes=3 * 2**30)
+    row = collect_run(path)
+    assert (row.recipe, row.recipe_hash, row.protocol) == (NAME, recipe_hash(load_recipe(NAME)), "cifar10_short")
+    assert (row.status, row.changes, row.seed, row.comparable) == ("finished", (), 0, True)
+    assert row.training == {
+        "epochs": 3, "seconds": 74.0, "seconds_per_epoch": 7.0, "peak_memory_bytes": 3 * 2**30
+    }  # fmt: skip
+    assert row.selection["best"] == {"epoch": 2, "clean": 0.8, "robust": 0.52, "train_robust": pytest.approx(0.62)}
+    assert (row.selection["last"]["epoch"], row.selection["last"]["robust"]) == (3, 0.48)
+    assert row.provenance == {k: v for k, v in CERTIFICATE.items() if k != "seed"}
+    best, last = row.scores["best"], row.scores["last"]
+    assert best.accuracy == {name: value / 100 for name, value in FOUND.items()}
+    assert (best.epoch, last.epoch, best.n, last.accuracy["pgd-20"]) == (2, 3, N, 0.5)
+    assert best.seconds == {"pgd-20": 30, "cw-20": 30, "autoattack/apgd-ce": 30, "autoattack/square": 30}
+    assert best.findings == ("E02: some attacks ran on few samples",)
+    assert best.result == sha256((path / "result-best.json").read_text())
+    assert row.main == "best"
+
+
+def test_weights_are_not_needed_and_memory_may_be_unknown(tmp_path: Path) -> None:
+    path = fake_run(tmp_path, NAME, FOUND)
+    assert not list(path.glob("*.safetensors"))
+    assert collect_run(path).training["peak_memory_bytes"] is None
+
+
+def test_averaged_weights_stand_for_the_run(tmp_path: Path) -> None:
+    row = collect_run(fake_run(tmp_path, "cifar10_short_at_swa", FOUND, averages=True))
+    assert row.main == "average-best"
+    assert row.selection["average_best"] == {"epoch": 2, "clean": 0.81, "robust": pytest.approx(0.53)}
+    assert row.selection["average_last"]["epoch"] == 3
+
+
+def test_changes_of_the_recipe_are_told_but_the_seed_is_free(tmp_path: Path) -> None:
+    other = collect_run(fake_run(tmp_path / "a", NAME, FOUND, overrides={"seed": 3, "engine.compile": True}))
+    assert (other.changes, other.seed, other.comparable) == ((), 3, True)
+    short = collect_run(fake_run(tmp_path / "b", NAME, FOUND, overrides={"train.epochs": 3, "data.limit": 500}))
+    assert short.changes == ("data.limit: 500 instead of None", "train.epochs: 3 instead of 30")
+    assert not short.comparable
+
+
+def test_resumptions_are_told(tmp_path: Path) -> None:
+    path = fake_run(tmp_path, NAME, FOUND, resumed=[{"commit": "fff"}], findings=["T01 the network is not compiled"])
+    row = collect_run(path)
+    assert row.provenance["resumed"] == ["fff"]
+    assert row.findings == ("T01 the network is not compiled",)
+
+
+def test_a_failed_run_has_a_row_without_numbers(tmp_path: Path) -> None:
+    row = collect_run(fake_run(tmp_path, NAME, FOUND, status="failed"))
+    assert (row.status, row.scores, row.comparable) == ("failed", {}, False)
+
+
+def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="not finished; train on with --resume"):
+        collect_run(fake_run(tmp_path, NAME, FOUND, status="running"))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "about", "fault"),
+    [
+        (1, {}, "of other weights than the run has now"),
+        (2, {"recipe_hash": "0" * 16}, "of other weights than the run has now"),
+        (2, {"whole_plan": False}, "not of the recipe's own attacks on the whole test set"),
+    ],
+)
+def test_results_of_something_else_are_refused(tmp_path: Path, epoch: int, about: dict[str, Any], fault: str) -> None:
+    path = fake_run(tmp_path, NAME, {})
+    (path / "result-best.json").write_text(fake_result(NAME, "best", epoch, FOUND, **about).to_json())
+    with pytest.raises(StateError, match=fault):
+        collect_run(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cifar10_short_trades_awp", "cifar10_short"),
+        ("cifar10_full_at", "cifar10_full"),
+        ("cifar10_flagship", "cifar10_flagship"),
+        ("digits_at", ""),
+        ("cifar10_shorter_at", ""),
+    ],
+)
+def test_protocol_of_a_name(name: str, expected: str) -> None:
+    assert protocol(name) == expected
+
+
+def test_rows_come_back_from_the_file(tmp_path: Path) -> None:
+    row, file = collect_run(fake_run(tmp_path, NAME, FOUND)), tmp_path / "rows.json"
+    write_rows(file, [row])
+    (back,) = read_rows(file) or []
+    assert same(back, row)
+    assert torch.equal(back.scores["best"].right["autoattack"], standing(490))
+    assert file.stat().st_size < 6000
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    write_rows(file, [collect_run(fake_run(tmp_path, NAME, FOUND))])
+    good = json.loads(file.read_text())
+
+    def fault(change: Any) -> str:
+        bad = json.loads(json.dumps(good))
+        change(bad)
+        file.write_text(json.dumps(bad))
+        with pytest.raises(StateError) as caught:
+            read_rows(file)
+        return str(caught.value)
+
+    score = ("rows", 0, "scores", "best")
+
+    def at(content: Any) -> Any:
+        for key in score:
+            content = content[key]
+        return content
+
+    assert "accuracies do not follow" in fault(lambda c: at(c)["accuracy"].update({"pgd-20": 0.9}))
+    assert "1000 flags for 5000" in fault(lambda c: at(c).update(n=5000))
+    assert "is damaged" in fault(lambda c: c["rows"][0].pop("seed"))
+    assert f"expected '{SCHEMA}'" in fault(lambda c: c.update(schema="flatrock.results/9"))
+    file.write_text('{"runs": {}}')
+    assert read_rows(file) is None
+    file.write_text("{")
+    with pytest.raises(StateError, match="not readable JSON"):
+        read_rows(file)
+
+
+def test_gaps_are_paired_by_sample() -> None:
+    a, b = standing(600), standing(560)
+    gap = paired(a, b)
+    assert gap.mean == pytest.approx(0.04, abs=1e-15)
+    # 40 of 1000 samples differ, all the same way: variance p (1 - p)
+    assert gap.error == pytest.approx((0.04 * 0.96 / N) ** 0.5, rel=1e-12)
+    assert gap.beyond_chance
+    assert not replace(gap, mean=2 * gap.error).beyond_chance
+    assert mean_gap([Gap(0.1, 0.3), Gap(0.3, 0.4)]) == Gap(0.2, 0.25)
+    with pytest.raises(StateError, match="1000 and on 5 samples"):
+        paired(a, a[:5])
+
+
+def test_the_command_collects_adds_and_replaces(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    first = fake_run(tmp_path / "a", NAME, FOUND)
+    base = fake_run(tmp_path / "a", "cifar10_short_trades", {**FOUND, "autoattack": 48})
+    again = fake_run(tmp_path / "b", NAME, {**FOUND, "autoattack": 49.5})
+    done = flatrock("results", first, base, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "49.00" in done.output
+    assert flatrock("results", again, "--add", "--out", out).exit_code == 0
+    rows = {row.recipe: row for row in read_rows(out) or []}
+    assert len(rows) == 2
+    assert rows[NAME].scores["best"].accuracy["autoattack"] == 0.495
+    assert flatrock("results", again, "--out", out).exit_code == 0
+    assert len(read_rows(out) or []) == 1
+
+
+def test_the_command_says_what_is_missing_or_changed(tmp_path: Path) -> None:
+    bare = fake_run(tmp_path / "a", NAME, {})
+    short = fake_run(tmp_path / "b", "cifar10_short_at", FOUND, overrides={"train.epochs": 3})
+    done = flatrock("results", bare, short, "--out", tmp_path / "rows.json")
+    assert done.exit_code == 0, done.output
+    assert f"not evaluated {NAME}" in done.output
+    assert "changed cifar10_short_at train.epochs: 3 instead of 30" in done.output
+
+
+def test_the_command_refuses_two_runs_alike_and_other_files(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path / part, NAME, FOUND) for part in "ab"]
+    done = flatrock("results", *runs, "--out", tmp_path / "rows.json")
+    assert done.exit_code == 2
+    assert "same recipe and seed" in done.output
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    done = flatrock("results", runs[0], "--add", "--out", other)
+    assert done.exit_code == 2
+    assert "not a results file" in done.output
+    assert other.read_text() == "{}"

@@ -1,0 +1,111 @@
+"""Run folders made up without training: the small files of a run and its evaluations, with the accuracies asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from flatrock.core.files import write_atomic
+from flatrock.core.records import EpochRecord, Finding, Result
+from flatrock.engine.folder import RunFolder
+from flatrock.recipes.build import recipe_hash
+from flatrock.recipes.load import load_recipe
+
+N = 1000
+CERTIFICATE = {
+    "flatrock": "0.1.0",
+    "commit": "abc123def456",
+    "torch": "2.11.0",
+    "python": "3.11.7",
+    "device": "NVIDIA H200",
+    "time": "2026-11-15T12:00:00+00:00",
+    "seed": 0,
+    "engine": {"precision": "bfloat16", "compile": True, "twin": True},
+}
+
+
+def standing(count: int) -> Tensor:
+    """The first `count` of N samples are right: what is right under one attack is right under a weaker one."""
+    return torch.arange(N) < count
+
+
+def fake_result(recipe: str, checkpoint: str, epoch: int, percents: Mapping[str, float], **about: Any) -> Result:
+    """A result whose accuracies are these; autoattack is a plan of two attacks."""
+    counts = {name: round(N * value / 100) for name, value in percents.items()}
+    flags = {name: standing(count) for name, count in counts.items() if name != "autoattack"}
+    plans: dict[str, tuple[str, ...]] = {}
+    if "autoattack" in counts:
+        plans = {"autoattack": ("autoattack/apgd-ce", "autoattack/square")}
+        flags["autoattack/apgd-ce"] = standing(counts["autoattack"] + 3)
+        flags["autoattack/square"] = standing(counts["autoattack"])
+    loaded = load_recipe(recipe)
+    facts = {"recipe": recipe, "recipe_hash": recipe_hash(loaded), "checkpoint": f"{checkpoint}.safetensors"}
+    return Result(
+        threat={"norm": "linf", "eps": 8 / 255},
+        flags=flags,
+        plans=plans,
+        findings=(Finding("E02", "some attacks ran on few samples", "evaluate more"),),
+        costs={name: {"seconds": 30.0, "samples": N} for name in flags if name != "clean"},
+        provenance={**CERTIFICATE, **facts, "epoch": epoch, "whole_plan": True, "precision": "float16", **about},
+    )
+
+
+def fake_run(
+    folder: Path,
+    recipe: str,
+    percents: Mapping[str, float],
+    *,
+    last: Mapping[str, float] | None = None,
+    status: str = "finished",
+    overrides: Mapping[str, Any] | None = None,
+    averages: bool = False,
+    **info: Any,
+) -> Path:
+    """A run folder of three epochs, the second of which was best; `last` are the accuracies of the third, if asked."""
+    path, loaded = folder / recipe, load_recipe(recipe, overrides or {})
+    run = RunFolder(path)
+    path.mkdir(parents=True)
+    run.write_info(
+        name=recipe,
+        recipe_hash=recipe_hash(loaded),
+        averages=averages,
+        status=status,
+        reason="",
+        epochs_done=3,
+        provenance=CERTIFICATE,
+        **info,
+    )
+    run.write_recipe(yaml.safe_dump(loaded.resolved(), sort_keys=False))
+    for epoch, robust in enumerate((0.30, 0.52, 0.48), 1):
+        run.append(_record(epoch, robust, averages))
+    stem = "average-" if averages else ""
+    for end, epoch, found in (("best", 2, percents), ("last", 3, last or {})):
+        if found:
+            result = fake_result(recipe, f"{stem}{end}", epoch, found, recipe_hash=recipe_hash(loaded))
+            write_atomic(path / f"result-{stem}{end}.json", result.to_json().encode())
+    return path
+
+
+def _record(epoch: int, robust: float, averages: bool) -> EpochRecord:
+    return EpochRecord(
+        epoch=epoch,
+        step=epoch * 10,
+        lr=0.1,
+        terms={"total": 1.0},
+        running_accuracy=0.5,
+        clean=0.8,
+        robust=robust,
+        train_robust=robust + 0.1,
+        selected_on="held_out",
+        best_epoch=min(epoch, 2),
+        seconds=60.0 if epoch == 1 else 7.0,
+        images_per_second=7000.0,
+        average_clean=0.81 if averages else None,
+        average_robust=robust + 0.01 if averages else None,
+        average_best_epoch=min(epoch, 2) if averages else None,
+    )
