@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from flatrock.evaluation.rows import Gap, Row, mean_gap, paired
+from flatrock.evaluation.rows import Gap, Row, Score, mean_gap, paired
 from flatrock.reports.papers import Entry, Figure, Papers, Protocol
 
 
@@ -46,23 +46,25 @@ def by_recipe(rows: Sequence[Row]) -> dict[str, dict[int, Row]]:
     return found
 
 
-def gain(one: Mapping[int, Row], other: Mapping[int, Row], measure: str) -> Gap | None:
+def score_at(row: Row, end: str) -> Score | None:
+    """The evaluation of the best or the last epoch, of the averaged weights where the run is known by those."""
+    return row.scores.get((row.main or "").replace("best", end))
+
+
+def gain(one: Mapping[int, Row], other: Mapping[int, Row], measure: str, end: str = "best") -> Gap | None:
     """How much better one recipe is than another, the mean over the seeds both were trained with."""
-    gaps = []
-    for seed in sorted(one.keys() & other.keys()):
-        a, b = (runs[seed].scores[runs[seed].main or ""].right for runs in (one, other))
-        if measure in a and measure in b:
-            gaps.append(paired(a[measure], b[measure]))
-    return mean_gap(gaps) if gaps else None
+    seeds = sorted(one.keys() & other.keys())
+    return _mean([(score_at(one[s], end), score_at(other[s], end)) for s in seeds], measure)
 
 
 def drop(runs: Mapping[int, Row], measure: str) -> Gap | None:
-    """How much a recipe loses from its best epoch to its last, the mean over its seeds."""
-    gaps = []
-    for row in runs.values():
-        last = (row.main or "").replace("best", "last")
-        if last in row.scores and measure in row.scores[last].right:
-            gaps.append(paired(row.scores[last].right[measure], row.scores[row.main or ""].right[measure]))
+    """The last epoch minus the best, the mean over the seeds."""
+    return _mean([(score_at(row, "last"), score_at(row, "best")) for row in runs.values()], measure)
+
+
+def _mean(pairs: Sequence[tuple[Score | None, Score | None]], measure: str) -> Gap | None:
+    whole = [(a.right, b.right) for a, b in pairs if a is not None and b is not None]
+    gaps = [paired(a[measure], b[measure]) for a, b in whole if measure in a and measure in b]
     return mean_gap(gaps) if gaps else None
 
 
@@ -79,32 +81,27 @@ def verdicts(pair: tuple[Figure, Figure], ours: Mapping[str, Gap | None]) -> lis
 
 
 def claim_lines(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
-    """A sentence for every claim about a row that was measured together with its base."""
+    """A sentence for every difference a paper prints between rows that were both measured here."""
     known = by_recipe(rows)
     lines = []
     for name, entry in protocol.rows.items():
         if entry.over is not None and name in known and entry.over in known:
-            ours = {m: gain(known[name], known[entry.over], m) for m in papers.measures}
-            base = protocol.rows[entry.over].label
-            lines += _sentences(f"{entry.label} minus {base}", entry.claims, ours, papers)
+            what = f"{entry.label} minus {protocol.rows[entry.over].label}"
+            for pair in entry.claims:
+                ours = {m: gain(known[name], known[entry.over], m, pair[0].end) for m in papers.measures}
+                lines += _sentence(what, pair, ours, papers)
         if name in known:
             lost = {m: drop(known[name], m) for m in papers.measures}
-            turned = tuple((last, best) for best, last in entry.drops)
-            lines += _sentences(f"{entry.label}, last epoch minus best", turned, lost, papers)
+            for best, last in entry.drops:
+                lines += _sentence(f"{entry.label}, last epoch minus best", (last, best), lost, papers)
     return lines
 
 
-def _sentences(
-    what: str, pairs: Sequence[tuple[Figure, Figure]], ours: Mapping[str, Gap | None], papers: Papers
-) -> list[str]:
-    lines = []
-    for pair in pairs:
-        if found := verdicts(pair, ours):
-            said = "; ".join(v.text(papers.measures[v.measure]) for v in found)
-            other = pair[1].where
-            where = pair[0].where if other == pair[0].where else f"{pair[0].where}; without: {other}"
-            lines.append(f"- {what} ({where}): {said}.")
-    return lines
+def _sentence(what: str, pair: tuple[Figure, Figure], ours: Mapping[str, Gap | None], papers: Papers) -> list[str]:
+    found = verdicts(pair, ours)
+    said = "; ".join(v.text(papers.measures[v.measure]) for v in found)
+    new, old = pair[0].where, pair[1].where
+    return [f"- {what} ({new if new == old else f'{new}; {old}'}): {said}."] if found else []
 
 
 def target_lines(name: str, entry: Entry, rows: Sequence[Row], papers: Papers) -> list[str]:

@@ -12,18 +12,22 @@ from flatrock.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One published row: accuracies in percent by measure. `error` is the standard error the paper states."""
+    """One published row: accuracies in percent by measure, of the `best` or the `last` epoch.
+
+    `error` is the standard error the paper states.
+    """
 
     cite: str
     differs: str
     network: str
     values: Mapping[str, float]
+    end: str = "best"
     error: float | None = None
 
     @property
     def where(self) -> str:
-        """Table and network."""
-        return f"{self.cite}, {self.network}"
+        """Table and network, and which epoch if not the best."""
+        return f"{self.cite}, {self.network}{'' if self.end == 'best' else f', {self.end} epoch'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +55,11 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """Recipes trained alike, in the order of the page."""
+    """Recipes trained alike, in the order of the page; figures of these `networks` may be set against ours."""
 
     title: str
     text: str
+    networks: tuple[str, ...]
     rows: Mapping[str, Entry]
 
 
@@ -88,6 +93,7 @@ def _papers(raw: Mapping[str, Any]) -> Papers:
         key: Protocol(
             title=part["title"],
             text=part["text"].strip(),
+            networks=tuple(part["networks"]),
             rows={name: _entry(row, figures) for name, row in part["rows"].items()},
         )
         for key, part in raw["protocols"].items()
@@ -101,7 +107,10 @@ def _papers(raw: Mapping[str, Any]) -> Papers:
 
 def _figure(row: dict[str, Any], raw: Mapping[str, Any]) -> Figure:
     source = raw["sources"][row.pop("source")]
-    return Figure(**source, network=row.pop("network"), values=_numbers(row, raw["measures"]))
+    network, end = row.pop("network"), row.pop("end", "best")
+    if end not in ("best", "last"):
+        raise ValueError(f"a figure is of the best or the last epoch, got {end!r}")
+    return Figure(**source, network=network, end=end, values=_numbers(row, raw["measures"]))
 
 
 def _numbers(row: Mapping[str, Any], measures: Mapping[str, str]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flatrock.evaluation.rows import Row
-from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, target_lines
+from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, score_at, target_lines
 from flatrock.reports.papers import Entry, Figure, Papers, Protocol
 from flatrock.reports.table import Table, percent
 
@@ -15,18 +15,17 @@ OPENING = """\
 Written by `flatrock report results/*.json --out docs/results.md`; no number on this page is typed by hand. Ours come
 from the files `flatrock results` makes of runs, the papers' from `results/papers.yaml`.
 
-Percent of all 10,000 test images unless said otherwise. The weights are those of the best epoch on held-out training
-images (averaged ones where the recipe averages); the test set is looked at once, in the end. `±` is the standard error
-of a difference, paired by test image: it knows the chance of the test set, not that of the seed. A claim counts as
-reproduced if our difference has its sign and is more than two standard errors, and as contradicted if it has the other
-sign by as much."""
+Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
+the recipe averages); the test set is looked at once, in the end. `±` is the standard error of a difference, paired by
+test image: it knows the chance of the test set, not that of the seed. A difference counts as reproduced if ours has the
+sign of the paper's and is more than two standard errors, and as contradicted if it has the other sign by as much."""
 
 HOW = """\
 ```sh
 flatrock train cifar10_short_trades_awp
 flatrock eval runs/cifar10_short_trades_awp
 flatrock results runs/cifar10_short_trades_awp --add --out results/cifar10_short.json
-flatrock report results/cifar10_short.json --out docs/results.md
+flatrock report results/*.json --out docs/results.md
 ```"""
 
 
@@ -67,15 +66,22 @@ def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[s
     for title, table in (
         ("Gains over the base, in points:", gains(protocol, rows, papers)),
         ("From the best epoch to the last, in points:", drops(protocol, rows, papers)),
-        ("Beside the papers: their figure, and ours minus theirs.", beside(protocol, rows, papers)),
+        (
+            "Beside the papers: their figure and, where the network is alike, ours minus theirs.",
+            beside(protocol, rows, papers),
+        ),
     ):
         if table.rows:
             parts += [title, _markdown(table)]
-    figures = {f.cite: f.differs for name, entry in protocol.rows.items() if name in known for f in _all(entry)}
-    if figures:
-        parts.append("What differs there:\n\n" + "\n".join(f"- {cite}: {text}" for cite, text in figures.items()))
+    differs: dict[str, list[str]] = {}
+    for name, entry in protocol.rows.items():
+        for figure in _all(entry) if name in known else ():
+            differs.setdefault(figure.differs, []).append(figure.cite)
+    if differs:
+        lines = [f"- {', '.join(dict.fromkeys(cites))}: {text}" for text, cites in differs.items()]
+        parts.append("What differs there:\n\n" + "\n".join(lines))
     if lines := claim_lines(protocol, rows, papers):
-        parts.append("What became of their claims:\n\n" + "\n".join(lines))
+        parts.append("The differences papers print, and what became of them here:\n\n" + "\n".join(lines))
     reached = [line for name, e in protocol.rows.items() for line in target_lines(name, e, rows, papers)]
     if reached:
         parts.append("What was to be reached:\n\n" + "\n".join(reached))
@@ -88,7 +94,8 @@ def _all(entry: Entry) -> list[Figure]:
 
 def overview(rows: Sequence[Row]) -> Table:
     """One line per run: its accuracies and seconds per epoch."""
-    names = list(dict.fromkeys(a for row in rows for score in row.scores.values() for a in score.right))
+    names = sorted({a for row in rows for score in row.scores.values() for a in score.right} - {"clean"})
+    names = ["clean", *names]
     lines = []
     for row in rows:
         found = row.scores[row.main].accuracy if row.main else {}
@@ -162,35 +169,46 @@ def drops(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> Table:
 
 
 def beside(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> Table:
-    """The papers' figures for our rows, and ours minus theirs (the mean over our seeds)."""
+    """The papers' figures for our rows, and ours minus theirs (the mean over our seeds) where the network is alike."""
     known = by_recipe(rows)
     lines = []
     for name, entry in protocol.rows.items():
-        runs = [row.scores[row.main or ""].accuracy for row in known.get(name, {}).values()]
-        for figure in entry.papers if runs else ():
-            cells = []
-            for measure in papers.measures:
-                theirs, ours = figure.values.get(measure), [100 * run[measure] for run in runs if measure in run]
-                apart = f" ({sum(ours) / len(ours) - theirs:+.2f})" if ours and theirs is not None else ""
-                cells.append("" if theirs is None else f"{theirs:.2f}{apart}")
+        for figure in entry.papers if name in known else ():
+            scores = [score_at(row, figure.end) for row in known[name].values()]
+            ours = [score.accuracy for score in scores if score is not None]
+            alike = figure.network in protocol.networks
+            cells = (
+                _beside(figure.values.get(m), [run[m] for run in ours if m in run and alike]) for m in papers.measures
+            )
             lines.append((entry.label, figure.where, *cells))
     return Table(("method", "paper", *papers.measures.values()), tuple(lines))
 
 
+def _beside(theirs: float | None, ours: Sequence[float]) -> str:
+    if theirs is None:
+        return ""
+    return f"{theirs:.2f}" + (f" ({100 * sum(ours) / len(ours) - theirs:+.2f})" if ours else "")
+
+
 def _remarks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[str]:
     """What a reader of the numbers must know: marks, changes, failures, findings, where they come from."""
-    lines = []
+    said: dict[str, list[str]] = {}
     for row in rows:
         name = f"{_label(row, labels)} (seed {row.seed})"
+        texts = [f"changed, {change}; not compared" for change in row.changes]
         if row.status != "finished":
-            lines.append(f"- {name}: {row.status}{f', {row.reason}' if row.reason else ''}; not compared.")
-        lines += [f"- {name}: changed, {change}; not compared." for change in row.changes]
-        lines += [f"- {name}: {finding}" for finding in row.findings]
+            texts.append(f"{row.status}{f', {row.reason}' if row.reason else ''}; not compared")
+        for text in (*texts, *row.findings):
+            said.setdefault(text, []).append(name)
         for checkpoint, score in row.scores.items():
-            lines += [f"- {name}, {checkpoint.replace('-', ' ')}: {finding}" for finding in score.findings]
-    parts = ["\n".join(lines)] if lines else []
+            for text in score.findings:
+                said.setdefault(text, []).append(f"{name} {checkpoint.replace('-', ' ')}")
+    parts = ["\n".join(f"- {', '.join(names)}: {text}." for text, names in said.items())] if said else []
     if any(score.marks for row in rows for score in row.scores.values()):
         parts.append("`*` the epoch was chosen on the test set.")
+    sizes = sorted({score.n for row in rows for score in row.scores.values()})
+    if sizes:
+        parts.append(f"Accuracies are of {' and of '.join(f'{n:,}' for n in sizes)} test images.")
     return [*parts, _origin(rows)]
 
 

@@ -1,0 +1,128 @@
+"""A recipe of the protocol `short` on a CPU, cut down: the hash a GPU would have, records, resumption, results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from flatrock.cli.main import app
+from flatrock.core.progress import Silent
+from flatrock.core.tensorfile import load
+from flatrock.engine.folder import RunFolder
+from flatrock.engine.job import ProbeOutcome
+from flatrock.evaluation.rows import read_rows
+from flatrock.recipes import build
+from flatrock.recipes.build import recipe_hash
+from flatrock.recipes.load import load_recipe, recipe_names
+from flatrock.recipes.train import train_recipe
+
+NAME = "cifar10_short_trades_awp"
+TINY = {
+    "data.held_out": 20,
+    "data.limit": 32,
+    "model.name": "wide_resnet",
+    "model.depth": 10,
+    "model.width": 1,
+    "train.batch_size": 8,
+    "train.epochs": 2,
+    "train.save_seconds": 1e-9,
+    "train.tensorboard": False,
+    "attack.steps": 2,
+    "select.every": 1,
+    "select.attack": "pgd-2",
+    "evaluate.attacks": ["pgd-2", "cw-2"],
+}
+WORDS = [f"{key}={str(value).replace(chr(39), '')}" for key, value in TINY.items()]
+ENGINES: list[dict[str, Any]] = [{"engine.precision": "bfloat16"}, {"engine.compile": True}]
+
+
+class StopAt(Silent):
+    """Interrupts training once so many steps are done."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def advance(self, units: int, note: str = "") -> None:
+        self.left -= units
+        if self.left <= 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def data(made_up_data: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise for images, for evaluation too; after so few steps one class for all is no failure."""
+    monkeypatch.setattr("flatrock.recipes.evaluate.load_data", build.load_data)
+
+    def outcome(clean: float, robust: float, train_robust: float, *, collapsed: bool) -> ProbeOutcome:
+        return ProbeOutcome(clean, robust, train_robust, collapsed=False)
+
+    monkeypatch.setattr(build, "ProbeOutcome", outcome)
+
+
+def flatrock(*words: str | Path) -> str:
+    done = CliRunner().invoke(app, [str(w) for w in words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("cifar10_short_")])
+def test_the_hash_knows_nothing_of_the_machine(name: str) -> None:
+    assert "engine" not in load_recipe(name).training_keys()
+    for engine in ENGINES:
+        assert recipe_hash(load_recipe(name, engine)) == recipe_hash(load_recipe(name))
+
+
+def test_the_command_trains_under_the_hash_of_its_recipe(run_folder: Path) -> None:
+    flatrock("train", NAME, *WORDS, "--run-dir", run_folder, "--device", "cpu")
+    info = RunFolder(run_folder).read_info()
+    assert info["status"] == "finished"
+    assert info["recipe_hash"] == recipe_hash(load_recipe(NAME, TINY))
+    assert info["recipe_hash"] == recipe_hash(load_recipe(NAME, {**TINY, **ENGINES[0], **ENGINES[1]}))
+    assert yaml.safe_load((run_folder / "recipe.yaml").read_text()) == load_recipe(NAME, TINY).resolved()
+    records = RunFolder(run_folder).run().records
+    assert [(r.epoch, r.step) for r in records] == [(1, 4), (2, 8)]
+    for record in records:
+        assert {"total", "ce", "kl"} <= record.terms.keys()
+        assert None not in (record.clean, record.robust, record.train_robust)
+        assert record.selected_on == "held_out"
+
+
+@pytest.mark.parametrize("steps", [1, 4, 6])
+def test_a_stopped_run_ends_like_one_that_was_not(steps: int, run_folder: Path) -> None:
+    whole = train_recipe(NAME, folder=run_folder / "whole", device="cpu", **TINY)
+    stopped = run_folder / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        train_recipe(NAME, folder=stopped, device="cpu", progress=StopAt(steps), **TINY)
+    # Said outright what `auto` means here: keys of the engine may change between a run and its resumption.
+    same = {"engine.precision": "float32", "engine.compile": False}
+    resumed = train_recipe(NAME, folder=stopped, device="cpu", resume=True, **TINY, **same)
+    assert resumed.status == "finished"
+    untimed = [[{**r.to_dict(), "seconds": 0, "images_per_second": 0} for r in run.records] for run in (whole, resumed)]
+    assert untimed[0] == untimed[1]
+    for file in ("last", "best"):
+        a, b = (load(folder / f"{file}.safetensors")[0] for folder in (whole.folder, stopped))
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_from_training_to_the_page(run_folder: Path, tmp_path: Path) -> None:
+    """Every command of a row, in order."""
+    flatrock("train", NAME, *WORDS, "--run-dir", run_folder, "--device", "cpu")
+    for which in ("auto", "last"):
+        flatrock("eval", run_folder, "--which", which, "--device", "cpu", "--no-doubt")
+    flatrock("results", run_folder, "--out", tmp_path / "rows.json")
+    (row,) = read_rows(tmp_path / "rows.json") or []
+    assert (row.recipe, row.protocol, row.recipe_hash) == (NAME, "cifar10_short", recipe_hash(load_recipe(NAME, TINY)))
+    assert set(row.scores) == {"best", "last"}
+    assert set(row.scores["best"].right) == {"clean", "pgd-2", "cw-2"}
+    assert "train.epochs: 2 instead of 30" in row.changes
+    assert not any("evaluate" in change or "engine" in change for change in row.changes)
+    papers = Path(__file__).parents[2] / "results" / "papers.yaml"
+    flatrock("report", tmp_path / "rows.json", "--papers", papers, "--out", tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "TRADES + AWP (seed 0): changed, train.epochs: 2 instead of 30; not compared." in text

@@ -1,0 +1,245 @@
+"""`flatrock report`: the page says what the files and the papers say, and the one in docs/ is up to date."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from results_cases import fake_run
+from typer.testing import CliRunner
+
+from flatrock.cli.main import app
+from flatrock.core.errors import ConfigError
+from flatrock.evaluation.rows import Gap, read_rows
+from flatrock.recipes.load import load_recipe, recipe_names
+from flatrock.recipes.results import protocol
+from flatrock.reports.claims import Verdict
+from flatrock.reports.papers import read_papers
+
+ROOT = Path(__file__).parents[2]
+PAPERS = ROOT / "results" / "papers.yaml"
+TRADES = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
+AWP = {"clean": 79.0, "pgd-20": 53.2, "cw-20": 49.1, "autoattack": 50.1}
+
+
+def flatrock(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def page_of(folder: Path, *runs: Path) -> str:
+    file, page = folder / "rows.json", folder / "page.md"
+    done = flatrock("results", *runs, "--out", file)
+    assert done.exit_code == 0, done.output
+    done = flatrock("report", file, "--papers", PAPERS, "--out", page)
+    assert done.exit_code == 0, done.output
+    assert f"wrote {page}: {len(runs)} runs" in done.output
+    return page.read_text()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of runs of every kind."""
+    folder = tmp_path_factory.mktemp("page")
+    awp_last = {**AWP, "pgd-20": 52.0}
+    runs = [
+        fake_run(folder, "cifar10_short_trades_awp", AWP, peak_memory_bytes=5 * 2**29),
+        fake_run(folder, "cifar10_short_trades", TRADES),
+        fake_run(folder, "cifar10_short_at", TRADES, overrides={"train.epochs": 3}),
+        fake_run(folder, "cifar10_short_mart", {}, status="failed"),
+        fake_run(folder, "cifar10_short_trades_swa", TRADES, averages=True),
+        fake_run(folder, "cifar10_full_at", TRADES, last={**TRADES, "pgd-20": 44.0}),
+        fake_run(folder, "cifar10_full_at_awp", AWP, last=awp_last),
+        fake_run(folder, "cifar10_flagship", {**AWP, "clean": 84.0, "autoattack": 52.0}),
+        fake_run(folder, "digits_at", TRADES),
+    ]
+    return page_of(folder, *runs)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| TRADES + AWP | `cifar10_short_trades_awp` | 0 | best, 2 | 79.00 | 53.20 | 49.10 | 50.10 |",
+        "| TRADES + SWA | `cifar10_short_trades_swa` | 0 | average best, 2 | 80.00 | 51.00 | 49.00 | 48.00 |",
+        "| TRADES + AWP | 52.00 (2) | 48.00 (3) | 7.00 | 1.2 | 2.50 | 2.0 |",
+        "| TRADES | 52.00 (2) | 48.00 (3) | 7.00 | 1.2 | not recorded | 2.0 |",
+        "| MART | `cifar10_short_mart` | 0 | FAILED |  |  |  |  |",
+        "- MART (seed 0): failed; not compared.",
+        "- AT (seed 0): changed, train.epochs: 3 instead of 30; not compared.",
+        # 1000 samples, nested: a gain of p has the standard error sqrt(p (1 - p) / 1000).
+        "| TRADES + AWP - TRADES | -1.00 ± 0.31 | +2.20 ± 0.46 | +0.10 ± 0.10 | +2.10 ± 0.45 |",
+        "| TRADES | RAT (Jin et al. 2023) Table 7, PreActResNet-18 | 82.89 (-2.89) |  |  |  |",
+        "| TRADES + AWP | RAT (Jin et al. 2023) Table 2, WRN-34-10 | 85.17 | 59.64 | 57.33 | 56.20 |",
+        "| AT | AWP (Wu et al. 2020) Table 3, PreActResNet-18, last epoch | 84.56 (-4.56) | 44.44 (-0.44) |  |  |",
+        "| AT | +0.00 ± 0.00 | -7.00 ± 0.81 | +0.00 ± 0.00 | +0.00 ± 0.00 |",
+        "Accuracies are of 1,000 test images.",
+        "| digits_at | 80.00 | 48.00 | 49.00 | 51.00 | 7.00 |",
+        "Results in `rows.json`.",
+    ],
+)
+def test_the_page_has_this_line(page: str, line: str) -> None:
+    assert line in page.splitlines()
+
+
+def sentence(page: str, start: str) -> str:
+    (line,) = [line for line in page.splitlines() if line.startswith(f"- {start} (")]
+    return line
+
+
+def test_the_papers_differences_are_judged(page: str) -> None:
+    line = sentence(page, "TRADES + AWP minus TRADES")
+    assert "(RAT (Jin et al. 2023) Table 2, WRN-34-10)" in line
+    assert "clean +0.52 there, -1.00 ± 0.31 here: contradicted" in line
+    assert "PGD-20 +2.96 there, +2.20 ± 0.46 here: reproduced" in line
+    assert "CW-20 +2.84 there, +0.10 ± 0.10 here: not reproduced, no difference beyond chance" in line
+    assert "AutoAttack +3.20 there, +2.10 ± 0.45 here: reproduced" in line
+
+
+def test_robust_overfitting_is_judged_at_the_last_epoch(page: str) -> None:
+    assert "PGD-20 -8.35 there, -7.00 ± 0.81 here: reproduced" in sentence(page, "AT, last epoch minus best")
+    best, last = [line for line in page.splitlines() if line.startswith("- AT + AWP minus AT (")]
+    assert "PGD-20 +2.60 there, +2.20 ± 0.46 here: reproduced" in best
+    assert "last epoch" in last
+    assert "PGD-20 +10.29 there, +8.00 ± 0.86 here: reproduced" in last
+
+
+def test_targets_are_judged(page: str) -> None:
+    reached, missed = [line for line in page.splitlines() if " against the best " in line]
+    assert "clean 83.00 and AutoAttack 51.62: clean 84.00 and AutoAttack 52.00, reached." in reached
+    assert "clean 85.71 and AutoAttack 52.48: clean 84.00 and AutoAttack 52.00, missed in clean and Auto" in missed
+
+
+def test_changed_and_failed_runs_are_not_compared(page: str) -> None:
+    assert "AT + AWP - AT |" in page, "the full rows"
+    short = page[page.index("## `short`") : page.index("## `full`")]
+    assert "| AT | AWP" not in short
+    assert "| MART | MART" not in short
+
+
+def test_what_is_missing_is_named(page: str) -> None:
+    (short,) = [line for line in page.splitlines() if line.startswith("Not measured yet: ")]
+    assert "`cifar10_short_standard`" in short
+    assert "`cifar10_short_trades`" not in short
+
+
+def test_differences_of_seeds_are_averaged(tmp_path: Path) -> None:
+    runs = []
+    for seed, autoattack in enumerate((50.0, 51.0)):
+        for name, found in (("trades", 48.0), ("trades_awp", autoattack)):
+            keys = {"seed": seed}
+            runs.append(
+                fake_run(tmp_path / str(seed), f"cifar10_short_{name}", {**TRADES, "autoattack": found}, overrides=keys)
+            )
+    text = page_of(tmp_path, *runs)
+    # Gains of 2 and 3 points: the root of 0.02 * 0.98 + 0.03 * 0.97, over 2 and over the root of 1000.
+    assert "| TRADES + AWP - TRADES | +0.00 ± 0.00 | +0.00 ± 0.00 | +0.00 ± 0.00 | +2.50 ± 0.35 |" in text
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "word"),
+    [
+        (2.0, Gap(0.02, 0.005), "reproduced"),
+        (-2.0, Gap(-0.02, 0.005), "reproduced"),
+        (2.0, Gap(-0.02, 0.005), "contradicted"),
+        (2.0, Gap(0.02, 0.01), "not reproduced, no difference beyond chance"),
+        (-2.0, Gap(0.001, 0.01), "not reproduced, no difference beyond chance"),
+    ],
+)
+def test_words(theirs: float, ours: Gap, word: str) -> None:
+    assert Verdict("clean", theirs, ours, doubtful=False).word == word
+
+
+def test_a_papers_own_error_is_told(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path, f"cifar10_short_{n}", TRADES) for n in ("trades", "trades_trh")]
+    line = sentence(page_of(tmp_path, *runs), "TRADES + TrH minus TRADES")
+    assert "AutoAttack +0.30 there (within its own error)" in line
+
+
+def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"runs": []}')
+    shutil.copy(PAPERS, tmp_path)
+    done = flatrock("report", other, "--out", tmp_path / "page.md")
+    assert done.exit_code == 0, done.output
+    assert f"left out {other}" in done.output
+    text = (tmp_path / "page.md").read_text()
+    assert "There are no results yet" in text
+    for name in ("cifar10_short_at", "cifar10_full_at_awp", "cifar10_flagship"):
+        assert f"`{name}`" in text
+
+
+def test_a_run_in_two_files_is_refused(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, "cifar10_short_at", TRADES)
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        flatrock("results", run, "--out", file)
+    done = flatrock("report", *files, "--papers", PAPERS, "--out", tmp_path / "page.md")
+    assert done.exit_code == 2
+    assert "cifar10_short_at with seed 0 is in the files twice" in done.output
+
+
+def test_the_page_in_docs_is_what_the_command_writes(tmp_path: Path) -> None:
+    files = sorted((ROOT / "results").glob("*.json"))
+    done = flatrock("report", *files, "--out", tmp_path / "results.md")
+    assert done.exit_code == 0, done.output
+    written = (tmp_path / "results.md").read_text()
+    assert written == (ROOT / "docs" / "results.md").read_text(), (
+        "run flatrock report results/*.json --out docs/results.md"
+    )
+    measured = [row for file in files for row in read_rows(file) or []]
+    assert ("There are no results yet" in written) == (not measured)
+
+
+def test_the_papers_file_knows_every_recipe_of_a_protocol() -> None:
+    papers = read_papers(PAPERS)
+    for key, part in papers.protocols.items():
+        assert sorted(part.rows) == sorted(n for n in recipe_names() if protocol(n) == key)
+    assert {protocol(n) for n in recipe_names()} == {"", *papers.protocols}
+    names = [set(load_recipe(n).evaluate.attacks) | {"clean"} for p in papers.protocols.values() for n in p.rows]
+    assert all(found == set(papers.measures) for found in names)
+
+
+def test_published_figures_are_those_of_the_published_recipes() -> None:
+    """The rows of tables in the library quote the same figures; here and there they must agree."""
+    figures = yaml.safe_load(PAPERS.read_text())["figures"]
+    for key, name in {
+        "rat1_rat1": "cifar10_trades_rat1_linf_eta030",
+        "rat1_rat2": "cifar10_trades_rat2_linf_eta020",
+        "rat8_at_rat": "cifar10_at_rat2_linf",
+        "rat2_trades": "cifar10_trades_linf_wrn34",
+        "rat2_awp": "cifar10_trades_awp_linf_wrn34",
+        "rat2_rat1": "cifar10_trades_rat1_linf_wrn34",
+        "rat2_rat2": "cifar10_trades_rat2_linf_wrn34",
+        "rat2_awp_rat": "cifar10_trades_awp_rat2_linf_wrn34",
+        "s2o_trades": "cifar10_trades_s2o_linf_wrn34",
+        "mart_awp": "cifar10_mart_awp_linf_wrn34",
+    }.items():
+        quoted = load_recipe(name).about.expect
+        values = [v for k, v in figures[key].items() if k not in ("source", "network")]
+        assert all(f"{v:g}" in quoted or f"{v:.2f}" in quoted for v in values), (key, quoted)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda raw: raw["figures"]["rat8_at"].update({"pgd-50": 1.0}), "'pgd-50' is not among the measures"),
+        (lambda raw: raw["figures"]["rat8_at"].update(end="first"), "best or the last epoch, got 'first'"),
+        (lambda raw: raw["figures"]["rat8_at"].update(source="nowhere"), "nowhere"),
+        (lambda raw: _rows(raw)["cifar10_short_alp"].update(over="cifar10_full_at"), "no row of its protocol"),
+        (lambda raw: _rows(raw)["cifar10_short_alp"].update(beat=1), "a row has no 'beat'"),
+    ],
+)
+def test_faults_of_the_papers_file_are_named(tmp_path: Path, change: Any, fault: str) -> None:
+    raw = yaml.safe_load(PAPERS.read_text())
+    change(raw)
+    (tmp_path / "papers.yaml").write_text(yaml.safe_dump(raw))
+    with pytest.raises(ConfigError, match=fault):
+        read_papers(tmp_path / "papers.yaml")
+    with pytest.raises(ConfigError, match="name it with --papers"):
+        read_papers(tmp_path / "gone.yaml")
+
+
+def _rows(raw: Any) -> Any:
+    return raw["protocols"]["cifar10_short"]["rows"]
