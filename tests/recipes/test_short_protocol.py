@@ -1,4 +1,5 @@
-"""A recipe of the protocol `short` on a CPU, cut down: the hash a GPU would have, records, resumption, results."""
+"""The protocols on CIFAR-10: rows that differ in their method only; and one of `short`, cut down, on a CPU: the hash a
+GPU would have, records, resumption, results."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import ProbeOutcome
 from flatrock.evaluation.rows import read_rows
 from flatrock.recipes import build
-from flatrock.recipes.build import recipe_hash
+from flatrock.recipes.build import build_threat, recipe_hash
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.train import train_recipe
 
+SHORT = [n for n in recipe_names() if n.startswith("cifar10_short_")]
+FULL = ["cifar10_full_at", "cifar10_full_at_awp"]
 NAME = "cifar10_short_trades_awp"
 TINY = {
     "data.held_out": 20,
@@ -70,7 +73,40 @@ def flatrock(*words: str | Path) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("cifar10_short_")])
+@pytest.mark.parametrize("name", [*SHORT, *FULL, "cifar10_flagship"])
+def test_rows_of_a_protocol_are_attacked_alike(name: str) -> None:
+    recipe = load_recipe(name)
+    assert (recipe.data.name, recipe.model.name, recipe.train.batch_size) == ("cifar10", "preact_resnet18", 128)
+    assert (recipe.threat.norm, recipe.threat.eps) == ("linf", 8 / 255)
+    assert recipe.attack.bn_mode == "eval", "only then a GPU takes the fast path"
+    if recipe.objective.name != "standard":
+        step = recipe.attack.options.get("step_size", build_threat(recipe).default_step)
+        assert (recipe.attack.options["steps"], step) == (10, pytest.approx(2 / 255, rel=1e-15))
+    assert (recipe.data.held_out, recipe.select.data) == (1000, "held_out")
+    assert recipe.train.epochs % recipe.select.every == 0
+    assert recipe.evaluate.attacks == ("pgd-20", "cw-20", "autoattack")
+    assert (recipe.optimizer.momentum, recipe.optimizer.weight_decay) == (0.9, 5e-4)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_rows_of_the_short_protocol_differ_in_their_method_only(name: str) -> None:
+    ours, plain = load_recipe(name).training_keys(), load_recipe("cifar10_short_at").training_keys()
+    method = {"objective", "flatness", "attack", "select"}
+    assert {k: v for k, v in ours.items() if k not in method} == {k: v for k, v in plain.items() if k not in method}
+    assert {**ours["select"], "metric": ""} == {**plain["select"], "metric": ""}
+    assert (ours["train"]["epochs"], ours["schedule"]["name"], ours["select"]["every"]) == (30, "one_cycle", 3)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_full_protocol_has_the_published_shape(name: str) -> None:
+    recipe, published = load_recipe(name), load_recipe("cifar10_at_linf")
+    share = recipe.train.epochs / published.train.epochs
+    assert recipe.schedule.options["milestones"] == [share * m for m in published.schedule.options["milestones"]]
+    for section in ("data", "model", "threat", "objective", "optimizer"):
+        assert getattr(recipe, section) == getattr(published, section)
+
+
+@pytest.mark.parametrize("name", SHORT)
 def test_the_hash_knows_nothing_of_the_machine(name: str) -> None:
     assert "engine" not in load_recipe(name).training_keys()
     for engine in ENGINES:
