@@ -69,12 +69,12 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
     return folder.run()
 
 
-def _memory(job: Job, folder: RunFolder) -> dict[str, float]:
-    """The most memory this process has taken from the GPU, in GiB; a resumed run keeps the larger figure."""
+def _memory(job: Job, folder: RunFolder) -> dict[str, int]:
+    """The most memory this process has taken from the GPU, in bytes; a resumed run keeps the larger figure."""
     if job.device.type != "cuda":
         return {}
-    taken = torch.cuda.max_memory_reserved(job.device) / 2**30
-    return {"peak_memory_gib": max(taken, folder.read_info().get("peak_memory_gib", 0.0))}
+    taken = torch.cuda.max_memory_reserved(job.device)
+    return {"peak_memory_bytes": max(taken, folder.read_info().get("peak_memory_bytes", 0))}
 
 
 def _spent(job: Job, state: TrainState) -> bool:

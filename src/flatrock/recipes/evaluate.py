@@ -54,8 +54,8 @@ def evaluate_run(
     """Evaluate a trained model on its recipe's test set (a fair subset of it with `limit`).
 
     `norm` and `eps` ask about another threat than the recipe's. With `journal` every finished batch is kept beside the
-    checkpoint until `store_result`; `resume` goes on from it. Inputs crafted on the
-    `surrogate`, another run, are tried too. `on_data` is shown the test set before it begins.
+    checkpoint until `store_result`; `resume` goes on from it. Inputs crafted on the `surrogate`, another run, are tried
+    too. `on_data` is shown the test set before it begins.
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
@@ -68,12 +68,10 @@ def evaluate_run(
     other = open_surrogate(surrogate, test)
     # The recipe's step sizes are meant for its own threat.
     chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
+    usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own
     about = {
         **facts(path, recipe, meta),
-        "data": f"{test.name} test, {len(test)} of {len(whole)} samples",
-        "whole_plan": attacks is None and surrogate is None and len(test) == len(whole) and threat == own,
-        "train_seed": recipe.seed,
-        **({} if threat == own else {"recipe_threat": {"norm": own.norm, "eps": own.eps}}),
+        **_about(recipe, test, len(whole), whole_plan=usual, other_threat=threat != own),
         **other.provenance,
     }
     stem = _stem(about, other.names(chosen), len(test), seed, threat)
@@ -95,6 +93,17 @@ def evaluate_run(
         progress=progress,
         provenance=about,
     )
+
+
+def _about(recipe: Recipe, test: Dataset, samples: int, *, whole_plan: bool, other_threat: bool) -> dict[str, Any]:
+    """What was asked of the run."""
+    said = {"norm": recipe.threat.norm, "eps": recipe.threat.eps}
+    return {
+        "data": f"{test.name} test, {len(test)} of {samples} samples",
+        "whole_plan": whole_plan,
+        "train_seed": recipe.seed,
+        **({"recipe_threat": said} if other_threat else {}),
+    }
 
 
 def _asked(own: Threat, norm: str | None, eps: float | str | None) -> Threat:
