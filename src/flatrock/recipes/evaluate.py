@@ -69,11 +69,8 @@ def evaluate_run(
     # The recipe's step sizes are meant for its own threat.
     chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
     usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own
-    about = {
-        **facts(path, recipe, meta),
-        **_about(recipe, test, len(whole), whole_plan=usual, other_threat=threat != own),
-        **other.provenance,
-    }
+    asked = _about(recipe, test, len(whole), whole_plan=usual, other_threat=threat != own)
+    about = {**facts(path, recipe, meta), **asked, **other.provenance}
     stem = _stem(about, other.names(chosen), len(test), seed, threat)
     return evaluate(
         model,
