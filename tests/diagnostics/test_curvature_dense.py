@@ -14,6 +14,7 @@ from flatrock.diagnostics.curvature import Settings, curvature
 from flatrock.diagnostics.exact import exact_curvature
 from flatrock.diagnostics.hessian import Hessian, by_layer, still
 from flatrock.diagnostics.moments import Moments, moments
+from flatrock.models.catalog import create_model
 
 Case = tuple[nn.Module, Tensor, Tensor, Tensor]
 TIGHT = {"rel": 1e-9, "abs": 1e-12}
@@ -142,6 +143,41 @@ def test_the_quadrature_gives_trace_and_squares_of_the_network(case: Case) -> No
         error = (2 * float(matrix.square().sum() - matrix.diagonal().square().sum()) / 20) ** 0.5
         assert abs(float((weights * nodes**power).sum()) * len(dense) - float(matrix.trace())) < 3.5 * error
     assert found.layers == {}
+
+
+@pytest.mark.parametrize("name", ["resnet20", "mnist_cnn", "digits_cnn"])
+def test_products_of_real_networks_are_those_of_two_backward_passes(name: str) -> None:
+    net = create_model(name, num_classes=10, seed=0).double()
+    x, y = samples(tuple(net.input_shape), 10, n=3)
+    named = dict(net.named_parameters())
+    vector = torch.randn(sum(p.numel() for p in named.values()), generator=Seed(1).generator(), dtype=torch.float64)
+    parts = vector.split([p.numel() for p in named.values()])
+    with still(net, x, y):
+        product = (Hessian(net, x, y, named, batch_size=2) @ vector[:, None])[:, 0]
+        slopes = torch.autograd.grad(F.cross_entropy(net(x), y), list(named.values()), create_graph=True)
+        along = torch.stack([(g.flatten() * v).sum() for g, v in zip(slopes, parts, strict=True)]).sum()
+        truth = torch.cat([g.flatten() for g in torch.autograd.grad(along, list(named.values()))])
+    assert torch.allclose(product, truth, rtol=1e-9, atol=1e-12 * float(truth.abs().max()))
+
+
+def test_shared_weights_are_one_parameter() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.second = nn.Linear(3, 3)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.first(x)))
+
+    net = Tied().double()
+    x, y = samples((3,), 3)
+    dense = dense_hessian(net, x, y)
+    found = curvature(net, x, y, beta=24, settings=Settings(trace="hutch++", steps=15, top=2))
+    agrees(found.whole, dense)
+    assert {name: m.count for name, m in found.layers.items()} == {"first": 12, "second": 3}
+    assert found.spectrum.largest[0][0] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-9)
 
 
 class Dice(nn.Module):
