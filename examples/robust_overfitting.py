@@ -10,7 +10,6 @@ measured again. The same for runs of your own: flatrock train RECIPE train.keep.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from flatrock.cli.console import TerminalProgress, say, show
-from flatrock.core.files import write_atomic
+from flatrock.core.files import json_text, write_atomic
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import birth_certificate
 from flatrock.recipes.overfit import sharpness_plan, study_runs
@@ -67,9 +66,10 @@ def main() -> None:
     show(overfit_table(studies))
     say(f"drew {draw_overfit(studies, options.figure)}")
     if options.out:
-        about = birth_certificate(device="cpu", seed=options.seed, command=" ".join(sys.argv))
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        about = birth_certificate(device="cpu", seed=options.seed, command=command)
         content = {"runs": {name: study.to_dict() for name, study in studies.items()}, "provenance": about}
-        write_atomic(options.out, (json.dumps(content, indent=1) + "\n").encode())
+        write_atomic(options.out, (json_text(content) + "\n").encode())
 
 
 if __name__ == "__main__":
