@@ -28,7 +28,8 @@ LEVEL = {
     "reports": 3,
     "cli": 4,
 }
-OPTIONAL = ["sklearn", "scipy", "matplotlib", "pydantic", "yaml", "typer", "rich", "tensorboard", "PIL", "safetensors", "curvlinops", "triton"]
+OPTIONAL = ["sklearn", "scipy", "matplotlib", "pydantic", "yaml", "typer", "rich", "tensorboard", "PIL", "safetensors"]
+OPTIONAL += ["curvlinops", "triton"]
 FILES = sorted(SRC.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(), str(path)) for path in FILES}
 

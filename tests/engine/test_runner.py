@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.borrow import nudged
+from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
 from flatrock.engine.craft import craft
 from flatrock.engine.folder import RunFolder
@@ -34,7 +35,7 @@ def inputs(count: int = 6) -> Tensor:
 
 
 def running(job: Job, engine: Engine) -> Job:
-    return replace(job, runner=Runner(job.model, engine))
+    return replace(job, runner=Runner(job.model, engine, size=job.recipe["train"]["batch_size"]))
 
 
 def losses(job: Job, count: int = 3) -> list[float]:
@@ -130,10 +131,10 @@ def test_compiled_for_one_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
         return compiled
 
     monkeypatch.setattr(torch, "compile", compiler)
-    runner = Runner(create_model("digits_cnn", num_classes=10), Engine(compile=True))
+    runner = Runner(create_model("digits_cnn", num_classes=10), Engine(compile=True), size=6)
     assert runner.must_compile
     assert runner.told == ""
-    for size in (6, 6, 4, 6):
+    for size in (4, 6, 6, 4, 6):
         runner.view(inputs(size))
     assert sizes == [6, 6, 6]
     assert not runner.must_compile
@@ -153,7 +154,71 @@ def test_a_compiler_that_fails_is_told_about(
     reference = losses(make_job(tmp_path))
     job = running(make_job(tmp_path), Engine(compile=True))
     assert losses(job) == reference
-    assert job.runner.fault == "the network is not compiled (RuntimeError: no compiler here)"
+    assert job.runner.findings == {"T01": "the network is not compiled (RuntimeError: no compiler here)"}
+
+
+def test_a_compiler_that_fails_later_is_told_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another mode, or frozen weights, are compiled when they come."""
+
+    def compiler(work: Callable[[Tensor], Any], **options: Any) -> Callable[[Tensor], Any]:
+        def compiled(x: Tensor) -> Any:
+            if not torch.is_grad_enabled():
+                raise RuntimeError("not this time")
+            return work(x)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    model = create_model("digits_cnn", num_classes=10).eval()
+    runner = Runner(model, Engine(compile=True), size=6)
+    runner.view(inputs())
+    assert runner.findings == {}
+    with torch.no_grad():
+        assert torch.equal(runner.view(inputs()).logits, model(inputs()))
+    assert runner.findings == {"T01": "the network is not compiled (RuntimeError: not this time)"}
+    assert runner.told == ""
+
+
+def test_a_pass_does_not_change_what_an_earlier_one_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA graphs do, this compiler returns the same memory every time."""
+    memory: list[Any] = []
+
+    def compiler(work: Callable[[Tensor], Any], **options: Any) -> Callable[[Tensor], Any]:
+        def compiled(x: Tensor) -> Any:
+            seen = work(x)
+            if not memory:
+                memory.append(seen)
+            with torch.no_grad():
+                memory[0].logits.copy_(seen.logits)
+            return memory[0]
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    with torch.no_grad():
+        runner = Runner(create_model("digits_cnn", num_classes=10).eval(), Engine(compile=True), size=6)
+        first = runner.view(inputs())
+        kept = first.logits.clone()
+        second = runner.view(0.5 * inputs())
+    assert torch.equal(first.logits, kept)
+    assert not torch.equal(second.logits, kept)
+
+
+def test_a_twin_that_overflows_is_not_used() -> None:
+    """Its gradients would be NaN, the attack would stand still, and nobody would notice."""
+    model = create_model("digits_cnn", num_classes=10)
+    runner = Runner(model, Engine(precision="bfloat16", twin=True))
+    runner.check(inputs(), "eval")
+    assert isinstance(runner.attacked("eval"), Twin)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "bn" in name and name.endswith("weight"):
+                p.mul_(3000)
+    model.eval()
+    assert bool(torch.isfinite(runner.view(inputs()).logits).all())
+    runner.check(inputs(), "eval")
+    assert not isinstance(runner.attacked("eval"), Twin)
+    assert list(runner.findings) == ["T02"]
 
 
 def test_a_run_keeps_the_finding(
@@ -191,9 +256,15 @@ def test_choices() -> None:
     assert build_engine(fast, cpu) == Engine(precision="bfloat16", compile=True)
 
 
-def test_unknown_choices_are_refused() -> None:
-    from flatrock.core.errors import ConfigError
+def test_a_trace_of_the_whole_network_needs_the_reference() -> None:
+    full = {"flatness": [{"name": "trh", "weight": 0.1, "layers": "full", "clean": "full"}]}
+    load_recipe("moons_at", full)
+    for key, value in (("engine.precision", "bfloat16"), ("engine.compile", True)):
+        with pytest.raises(ConfigError, match="flatness trh: it differentiates the network itself; set engine"):
+            load_recipe("moons_at", {**full, key: value})
 
+
+def test_unknown_choices_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe("digits_at", ["engine.precision=half", "engine.compile=maybe"])
     assert "engine.precision" in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,6 +178,66 @@ def test_hooks_are_not_lost() -> None:
     assert not plain
 
 
+class OwnNorm(nn.BatchNorm1d):
+    """A BatchNorm that does more."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 3 * super().forward(input)
+
+
+def hooked_norm() -> nn.Module:
+    norm = nn.BatchNorm1d(4)
+    norm.register_forward_hook(lambda module, inputs, output: output + 1)
+    return norm
+
+
+class ByKeyword(nn.Module):
+    """Calls its BatchNorm by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(input=x))
+
+
+@pytest.mark.parametrize("trace", [True, False], ids=["traced", "as it is"])
+@pytest.mark.parametrize("make", [lambda: OwnNorm(4), hooked_norm, ByKeyword], ids=["subclass", "hook", "keyword"])
+def test_a_batch_norm_that_is_more_keeps_it(make: Callable[[], nn.Module], trace: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), make(), nn.ReLU()).double().eval()
+    expected = model(batch())
+    faster, _ = fused(copy.deepcopy(model), trace=trace)
+    assert torch.allclose(faster(batch()), expected, rtol=1e-12)
+
+
+class Optional(nn.Module):
+    """A stand-in in the place of its optional argument would take the other branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        return F.relu(self.norm(x)) if other is None else x + other
+
+
+class Coin(Noisy):
+    """Tosses a coin; two traces may well look alike."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm(x))
+        return out if random.random() < 1e-9 else -out
+
+
+@pytest.mark.parametrize("model", [Optional(), Coin()], ids=["optional argument", "coin"])
+def test_what_a_trace_cannot_hold_is_not_traced(model: nn.Module) -> None:
+    model = model.double().eval()
+    faster, plain = fused(copy.deepcopy(model))
+    assert not plain
+    assert torch.allclose(faster(batch()), model(batch()), rtol=1e-12)
+
+
 def test_a_batch_norm_in_train_mode_stays() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()).double().train()
     faster, _ = fused(copy.deepcopy(model))
@@ -199,9 +260,9 @@ def test_without_a_gpu_nothing_is_recorded() -> None:
         calls.append(len(x))
         return 2 * x
 
-    replay = Replay(work)
+    replay = Replay()
     for _ in range(2 * OFTEN):
-        assert torch.equal(replay(batch()), 2 * batch())
+        assert torch.equal(replay(work, batch()), 2 * batch())
     assert calls == 2 * OFTEN * [6]
 
 
@@ -246,11 +307,11 @@ def test_the_kernels_on_a_gpu(shape: tuple[int, ...], relu: bool, terms: int, ke
 @pytest.mark.gpu
 def test_recordings_say_what_the_network_says() -> None:
     model = stirred(create_model("digits_cnn", num_classes=10)).cuda()
-    replay = Replay(model)
+    replay = Replay()
     with torch.no_grad():
         for size in [*range(1, 80), LARGEST, LARGEST + 1, 40, 40] * 2:
             x = torch.rand(size, *model.input_shape, generator=Seed(size).generator()).cuda()  # type: ignore[misc]
-            assert torch.allclose(replay(x), model(x), atol=1e-5, rtol=1e-5)
+            assert torch.allclose(replay(model, x), model(x), atol=1e-5, rtol=1e-5)
     assert replay._recorded
 
 
@@ -259,9 +320,9 @@ def test_a_network_that_cannot_be_recorded_runs_as_it_is() -> None:
     def waits(x: Tensor) -> Tensor:
         return x * float(x.sum().cpu() > -1e9)
 
-    replay = Replay(waits)
+    replay = Replay()
     x = torch.rand(8, 4).cuda()
     for _ in range(2 * OFTEN):
-        assert torch.equal(replay(x), x)
+        assert torch.equal(replay(waits, x), x)
     assert not replay._recorded
     assert torch.rand(3, device="cuda").shape == (3,), "the random generator is in order"

@@ -50,11 +50,11 @@ def _table(found: Bench) -> list[str]:
         lines.append(
             f"{c.recipe:<{width}}  {c.ms_per_step:7.2f}  {c.images_per_second:8.0f}  {c.seconds_per_epoch:8.2f}  "
             f"{c.tflops:7.3g}  {100 * c.share_of_ceiling:8.1f} %  {memory}  "
-            f"{c.ratio:5.3f} ({c.interval[0]:.3f} to {c.interval[1]:.3f})"
+            f"{c.ratio:5.3f}{f' ({c.interval[0]:.3f} to {c.interval[1]:.3f})' if c.interval else ''}"
         )
-    engine = found.costs[0].engine
+    engines = {f"{c.engine['precision']}{', compiled' if c.engine['compile'] else ''}" for c in found.costs}
     lines.append(
-        f"{found.provenance['device']}, torch {found.provenance['torch']}, {engine['precision']}"
-        f"{', compiled' if engine['compile'] else ''}; matmul ceiling {found.ceiling:.3g} TFLOP/s"
+        f"{found.provenance['device']}, torch {found.provenance['torch']}, {' and '.join(sorted(engines))}; "
+        f"matmul ceiling {found.ceiling:.3g} TFLOP/s"
     )
-    return [*lines, *(f"T01 {c.recipe}: {c.finding}" for c in found.costs if c.finding)]
+    return [*lines, *(f"{c.recipe}: {finding}" for c in found.costs for finding in c.findings)]

@@ -92,6 +92,11 @@ class Flatness:
         """Whether the optimizer steps at the moved weights (only if `moves_weights`)."""
         return False
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether it differentiates the network more than once, which passes of a fast engine do not allow."""
+        return False
+
     def before_attack(self, model: nn.Module, moment: Moment) -> Shift:
         """What the attack sees is w + shift."""
         return {}

@@ -124,7 +124,7 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
     for batch in job.loader.epoch(state.epoch, start_step=state.step_in_epoch):
         step = first + state.step_in_epoch
         seed_layers(job.seed.child("layers", step), job.device)
-        _set_lr(job, step)
+        set_lr(job, step)
         if job.runner.must_compile:
             progress.advance(0, "compiling the network, once")
         outcome = train_step(job, batch, step=step, guard=state.step_in_epoch == 0)
@@ -137,20 +137,23 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
         if time.monotonic() - saved > job.save_seconds:
             save_state(job, folder, state)
             saved = time.monotonic()
-    _tell_fault(job, folder, progress)
+    _tell(job, folder, progress)
     state.watch.check()  # waits for a GPU, so the seconds below include every step
     state.seconds = earlier + time.monotonic() - begun
 
 
-def _tell_fault(job: Job, folder: RunFolder, progress: Progress) -> None:
-    """Say once that the network is not compiled although it should be; run.json keeps it."""
-    finding = f"T01 {job.runner.fault}; the run goes on without (docs/speed.md)"
-    if job.runner.fault and finding not in folder.read_info().get("findings", ()):
-        progress.say(finding)
-        folder.write_info(findings=[finding])
+def _tell(job: Job, folder: RunFolder, progress: Progress) -> None:
+    """Say once what the engine could not do; run.json keeps it."""
+    known = list(folder.read_info().get("findings", ()))
+    new = [text for code, why in job.runner.findings.items() if (text := f"{code} {why} (docs/speed.md)") not in known]
+    for text in new:
+        progress.say(text)
+    if new:
+        folder.write_info(findings=known + new)
 
 
-def _set_lr(job: Job, step: int) -> None:
+def set_lr(job: Job, step: int) -> None:
+    """The rate the schedule has for this step."""
     for group in job.optimizer.param_groups:
         group["lr"] = job.schedule.at(step, len(job.loader))
 

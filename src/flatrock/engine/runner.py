@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flatrock.core.types import View
 from flatrock.models.classifier import Classifier
-from flatrock.models.twin import Twin, faithful
+from flatrock.models.twin import Twin, faithful, probe_inputs
 from flatrock.models.view import view
 
 
@@ -25,22 +25,25 @@ class Engine:
 
 
 class Runner:
-    """Runs the passes of one model. The plain engine is the reference: the network itself, nothing in between."""
+    """Runs the passes of one model. The plain engine is the reference: the network itself, nothing in between.
 
-    def __init__(self, model: nn.Module, engine: Engine | None = None) -> None:
+    `size` is that of full batches, for which passes are compiled. `findings` tell, by code, what could not be done.
+    """
+
+    def __init__(self, model: nn.Module, engine: Engine | None = None, *, size: int = 0) -> None:
         self.model = model
         self.engine = engine or Engine()
-        self.fault = ""  # why the network is not compiled although it should be
+        self.findings: dict[str, str] = {}
+        self._size = size
         self._seconds = 0.0  # that compiling took
         self._compiled: Callable[[Tensor], View] | None = None
-        self._size: int | None = None  # of the batches the compiled pass was made for
         self._caster = _Autocast(self)
         self._twin: Twin | None = None
 
     @property
     def must_compile(self) -> bool:
-        """Whether the next pass will take its time."""
-        return self.engine.compile and self._compiled is None and not self.fault
+        """Whether the next full batch will take its time."""
+        return self.engine.compile and self._compiled is None and "T01" not in self.findings
 
     @property
     def told(self) -> str:
@@ -49,21 +52,45 @@ class Runner:
 
     def view(self, x: Tensor) -> View:
         """Features and logits of one pass, float32."""
-        if self.must_compile:
-            return self._first(x)
-        if self._compiled is None:
-            return self._pass(x)
         # Another size would be compiled anew; the last batch of an epoch is not worth that.
-        return self._compiled(x) if x.shape[0] == self._size else self._pass(x)
+        if not self.engine.compile or "T01" in self.findings or x.shape[0] != self._size:
+            return self._pass(x)
+        begun = time.monotonic()
+        compiled = self._compiled or torch.compile(self._pass, mode="reduce-overhead", dynamic=False)
+        try:  # every time: another mode, or weights that need no gradient, are compiled when they come
+            seen: View = compiled(x)
+        except Exception as error:
+            first = (str(error).splitlines() or [""])[0][:160]
+            self.findings["T01"] = f"the network is not compiled ({type(error).__name__}: {first})"
+            self._compiled = None
+            return self._pass(x)
+        if self._compiled is None:
+            self._compiled, self._seconds = compiled, time.monotonic() - begun
+        # The next pass overwrites what this one returned.
+        return View(features=seen.features.clone(), logits=seen.logits.clone())
 
     def attacked(self, bn_mode: str) -> nn.Module:
         """What the attack queries, at the weights of now, in the mode the model is in."""
-        if bn_mode == "eval" and self.engine.twin and isinstance(self.model, Classifier):
+        if bn_mode == "eval" and self.engine.twin and "T02" not in self.findings and isinstance(self.model, Classifier):
             if self._twin is None:
-                self._twin = faithful(self.model, gradients=True)
+                self._twin = faithful(self.model, probe_inputs(self.model), gradients=True)
             self._twin.follow()
             return self._twin
         return self.model if self.engine == Engine() else self._caster
+
+    def check(self, x: Tensor, bn_mode: str) -> None:
+        """Look whether the twin's numbers fit float16 on this batch (a wait for a GPU); from then on without it if not.
+
+        Gradients that are not finite move no input: an attack would do nothing, and nobody would notice.
+        """
+        twin = self.attacked(bn_mode)
+        if not isinstance(twin, Twin):
+            return
+        leaf = x.detach().requires_grad_(True)
+        logits = twin(leaf)
+        (grad,) = torch.autograd.grad(torch.logsumexp(logits, 1).sum(), leaf)
+        if not bool(torch.isfinite(logits).all() & torch.isfinite(grad).all()):
+            self.findings["T02"] = "the attack's float16 copy overflows; attacks use the bfloat16 passes instead"
 
     def _pass(self, x: Tensor) -> View:
         if self.engine.precision == "float32" or not isinstance(self.model, Classifier):
@@ -74,20 +101,6 @@ class Runner:
             features = self.model.features(x)
         features = features.float()  # the head, like losses, in float32
         return View(features=features, logits=self.model.head(features))
-
-    def _first(self, x: Tensor) -> View:
-        """Compile for batches of this size; a compiler that fails is told about, and the network runs as it is."""
-        begun = time.monotonic()
-        compiled = torch.compile(self._pass, mode="reduce-overhead", dynamic=False)
-        try:
-            seen: View = compiled(x)
-        except Exception as error:
-            first = (str(error).splitlines() or [""])[0][:160]
-            self.fault = f"the network is not compiled ({type(error).__name__}: {first})"
-            return self._pass(x)
-        self._compiled, self._size = compiled, x.shape[0]
-        self._seconds = time.monotonic() - begun
-        return seen
 
 
 class _Autocast(nn.Module):

@@ -37,6 +37,8 @@ def train_step(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome
     noise: Shift = {}
     for method in job.flatness.values():
         noise = merged(noise, method.before_attack(job.model, stage.moment))
+    if guard:
+        job.runner.check(x, job.bn_mode)
     points = craft(stage, noise)
     if guard:
         check(stage, points)

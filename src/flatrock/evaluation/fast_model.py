@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flatrock.models.twin import CARRIED, Twin
+from flatrock.models.twin import CARRIED, Twin, faithful
 
 # Share of clean predictions that must agree with full precision before half precision is trusted to craft.
 AGREEMENT = 0.98
@@ -41,18 +41,15 @@ class Counted(nn.Module):
 
 def half_model(model: nn.Module, x: Tensor) -> tuple[Twin | None, str]:
     """The half-precision copy if it can be trusted on these inputs, and what it is or why there is none."""
-    fault = ""
-    for trace in (True, False):  # a trace may be another function than the network; then without
-        try:
-            fast = Twin(model, trace=trace)
-            fault = _fault(fast, model, x)
-        except Exception as error:
-            reason = str(error).splitlines()[0][:120] if str(error) else ""
-            fault = f"it does not run in half precision ({type(error).__name__}: {reason})"
-            continue
-        if not fault:
-            return fast, "float16, fused" if fast.plain else "float16"
-    return None, fault
+    try:
+        fast = faithful(model, x)
+        fault = _fault(fast, model, x)
+    except Exception as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else ""
+        return None, f"it does not run in half precision ({type(error).__name__}: {reason})"
+    if fault:
+        return None, fault
+    return fast, "float16, fused" if fast.plain else "float16"
 
 
 def _fault(fast: Twin, model: nn.Module, x: Tensor) -> str:

@@ -67,6 +67,11 @@ class TrH(Flatness):
         if self.layers == "full" and self.bias:
             raise ConfigError("trh layers: full counts every bias already; leave bias out")
 
+    @property
+    def needs_reference(self) -> bool:
+        """A trace of the whole network differentiates it three times."""
+        return self.layers == "full"
+
     def check(self, model: nn.Module) -> None:
         """A trace of the whole network needs layers that can be differentiated that often."""
         if self._acts and self.layers == "full":

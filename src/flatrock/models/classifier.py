@@ -12,10 +12,9 @@ from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.types import View
 
 
-@fx.wrap  # one step of a traced network: tracing cannot look at shapes
-def check_shape(x: Tensor, shape: tuple[int, ...], name: str) -> None:
-    """Inputs are [n, *shape]; else ModelError."""
-    if x.shape[1:] != shape:
+def check_shape(x: Tensor | fx.Proxy, shape: tuple[int, ...], name: str) -> None:
+    """Inputs are [n, *shape]; else ModelError. What stands for a tensor while a network is traced has no shape."""
+    if isinstance(x, Tensor) and x.shape[1:] != shape:
         expected = ", ".join(str(size) for size in shape)
         raise ModelError(
             f"{name} expects inputs of shape [n, {expected}], got {list(x.shape)}; "

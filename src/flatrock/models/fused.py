@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
@@ -42,13 +45,27 @@ def _traced(model: nn.Module) -> fx.GraphModule | None:
     """The network as a graph, or nothing: it branches on values, has hooks, or makes tensors on its own."""
     if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()):
         return None  # tracing would lose them
+    if len(inspect.signature(model.forward).parameters) != 1:
+        return None  # a stand-in would be put in the place of optional arguments too
+    before = _random_states()
     try:
         traced, again = fx.symbolic_trace(model), fx.symbolic_trace(model)
     except Exception:  # whatever a foreign network does when it meets a stand-in for a tensor
         return None
+    if _random_states() != before:
+        return None  # it tossed a coin; the trace would hold one side of it
     # Numbers and tensors the network makes on its own, random ones perhaps, would be frozen to what they were.
     constant = any(n.op == "get_attr" and str(n.target).startswith("_tensor_constant") for n in traced.graph.nodes)
     return None if constant or str(traced.graph) != str(again.graph) else traced
+
+
+def _random_states() -> list[object]:
+    """Where the global random generators stand."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    numpy: Any = np.random.get_state(legacy=True)
+    return [*(s.numpy().tobytes() for s in states), random.getstate(), numpy[1].tobytes(), numpy[2:]]
 
 
 class _Surgery:
@@ -60,7 +77,9 @@ class _Surgery:
 
     def operate(self, node: fx.Node) -> None:
         """Replace a BatchNorm or a narrow convolution; everything else stays."""
-        module = self.modules[str(node.target)] if node.op == "call_module" else None
+        # A call by keyword is left alone: whoever writes one may mean more by it.
+        usual = node.op == "call_module" and len(node.args) == 1 and not node.kwargs
+        module = self.modules[str(node.target)] if usual else None
         if module is not None and fixed(module):
             self._fuse(node, module)
         elif module is not None and narrow(module):

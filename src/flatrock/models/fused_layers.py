@@ -35,7 +35,8 @@ class _Kernel(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         from flatrock.models.affine_triton import affine
 
-        out, total = affine(x, y, scale, shift, relu=relu, keep=keep)
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches where torch is, not where the tensors are
+            out, total = affine(x, y, scale, shift, relu=relu, keep=keep)
         ctx.save_for_backward(scale, out if relu else None)
         ctx.two = y is not None
         ctx.set_materialize_grads(False)
@@ -47,7 +48,8 @@ class _Kernel(torch.autograd.Function):
 
         scale, out = ctx.saved_tensors
         grad, more = grads
-        result = more if grad is None else affine_backward(grad, out, scale, more)
+        with torch.cuda.device_of(scale):  # type: ignore[no-untyped-call]
+            result = more if grad is None else affine_backward(grad, out, scale, more)
         return result, result if ctx.two else None, None, None, None, None
 
 
@@ -69,8 +71,9 @@ class Affine(nn.Module):
         self.source, self.relu, self.keep = source, relu, keep
         follow([self], [norm])
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """In float32 or better; the results have the dtype of x."""
+    def forward(self, input: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """In float32 or better (kernels: float32); the results have the dtype of the input."""
+        x = input
         if x.is_cuda and x.dim() in (2, 4) and _has_triton() and (y is None or y.shape == x.shape):
             out, total = _Kernel.apply(x, y, self.scale, self.shift, self.relu, self.keep)  # type: ignore[no-untyped-call]
         else:
@@ -124,8 +127,11 @@ def follow(affines: Sequence[Affine], norms: Sequence[nn.Module]) -> None:
 
 
 def fixed(module: nn.Module) -> bool:
-    """A BatchNorm that uses its running statistics."""
-    return isinstance(module, NORMS) and module.running_mean is not None and not module.training
+    """A BatchNorm that uses its running statistics; one that does more, by subclass or hook, is left alone."""
+    plain = type(module) in NORMS and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+    return plain and module.running_mean is not None and not module.training
 
 
 def narrow(module: nn.Module) -> bool:

@@ -20,6 +20,9 @@ OFTEN = 8
 FREE = 0.1
 
 
+Work = Callable[[Tensor], Tensor]
+
+
 @dataclass
 class _Recording:
     """A forward pass and, if asked for, the backward pass that belongs to it."""
@@ -67,43 +70,46 @@ class _Through(torch.autograd.Function):
 
 
 class Replay:
-    """Calls `work` on batches; a size that comes often is recorded as a CUDA graph.
+    """Does work on batches; a size that comes often is recorded as a CUDA graph.
 
-    `work` must be a plain sequence of GPU operations that treats every row for itself (rows that fill a batch up to a
-    recorded size hold whatever was there before), on tensors that stay where they are in memory; their values may
-    change. With `gradients` gradients of x are recorded too; without, they do not pass.
+    The work, always the same, must be a plain sequence of GPU operations that treats every row for itself (rows that
+    fill a batch up to a recorded size hold whatever was there before), on tensors that stay where they are in memory;
+    their values may change. With `gradients` gradients of x are recorded too; without, they do not pass.
     """
 
-    def __init__(self, work: Callable[[Tensor], Tensor], *, gradients: bool = False) -> None:
-        self._work = work
+    def __init__(self, *, gradients: bool = False) -> None:
         self._gradients = gradients
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._recorded: dict[tuple[int, ...], _Recording] = {}
         self._pool: Any = None
         self._refused = False
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """What `work` says of x."""
+    def __call__(self, work: Work, x: Tensor) -> Tensor:
+        """What `work` says of x. It is not kept: its owner owns this, and would never be freed."""
         if self._refused or not x.is_cuda or not 0 < x.shape[0] <= LARGEST:
-            return self._work(x)
+            return work(x)
+        with torch.cuda.device(x.device):
+            return self._on_device(work, x)
+
+    def _on_device(self, work: Work, x: Tensor) -> Tensor:
         through = self._gradients and x.requires_grad and torch.is_grad_enabled()
         key = (int(through), -(-x.shape[0] // MULTIPLE) * MULTIPLE, *x.shape[1:])
         recording = self._recorded.get(key)
         if recording is None:
             self._seen[key] += 1
             if self._seen[key] < OFTEN:
-                return self._work(x)
+                return work(x)
             tensor = torch.zeros(key[1:], dtype=x.dtype, device=x.device, requires_grad=through)
-            self._refused = not self._rehearsed(tensor)
+            self._refused = not self._rehearsed(work, tensor)
             if self._refused:
-                return self._work(x)
-            recording = self._recorded[key] = self._record(tensor)
+                return work(x)
+            recording = self._recorded[key] = self._record(work, tensor)
         if not through:
             return recording.answer(x)
         out: Tensor = _Through.apply(x, recording)  # type: ignore[no-untyped-call]
         return out
 
-    def _rehearsed(self, x: Tensor) -> bool:
+    def _rehearsed(self, work: Work, x: Tensor) -> bool:
         """Whether a pass of this size ran without waiting for the GPU, which a recording cannot, and memory is left.
 
         A recording that breaks off would leave torch's random generator unusable, so it is not simply tried.
@@ -114,7 +120,7 @@ class Replay:
         try:
             torch.cuda.set_sync_debug_mode("error")
             with torch.cuda.stream(side):  # libraries choose and allocate on the first call of a shape
-                logits = self._work(x)
+                logits = work(x)
                 if x.requires_grad:
                     torch.autograd.grad(logits, x, torch.zeros_like(logits))
         except RuntimeError:
@@ -125,16 +131,17 @@ class Replay:
         free, total = torch.cuda.mem_get_info()
         return free > FREE * total
 
-    def _record(self, x: Tensor) -> _Recording:
+    def _record(self, work: Work, x: Tensor) -> _Recording:
         forward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=self._pool):
-            logits = self._work(x)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own is of the device used first
+        with torch.cuda.graph(forward, pool=self._pool, stream=stream):
+            logits = work(x)
         self._pool = forward.pool()
         recording = _Recording(forward, x, logits)
         if x.requires_grad:
             recording.grad_logits = torch.zeros_like(logits.detach())
             recording.backward = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recording.backward, pool=self._pool):
+            with torch.cuda.graph(recording.backward, pool=self._pool, stream=stream):
                 # Kept: what the forward pass saved must not be given to a later recording.
                 (grad,) = torch.autograd.grad(logits, x, recording.grad_logits, retain_graph=True)
             recording.grad_x = grad

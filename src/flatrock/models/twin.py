@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.borrow import mode
+from flatrock.core.borrow import full_precision, kept_buffers, mode
 from flatrock.core.rng import Seed
 from flatrock.core.threat import rows
 from flatrock.models.classifier import Classifier
 from flatrock.models.fused import fused
-from flatrock.models.fused_layers import Affine, follow
+from flatrock.models.fused_layers import Affine, PaddedConv, follow
 from flatrock.models.replay import Replay
 
 # Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
@@ -24,7 +26,7 @@ SMALLEST = 1e-30
 # Largest difference from the network, relative to its largest logit, that rounding in float32 explains.
 ROUNDING = 1e-3
 # Inputs on which copy and network are compared once.
-COMPARED = 8
+COMPARED = 32
 
 
 class _Factor:
@@ -64,24 +66,32 @@ class _Restored(torch.autograd.Function):
 class Twin(nn.Module):
     """A copy of the network in eval mode and `dtype` that takes and returns float32; `follow()` brings it up to date.
 
-    Only gradients of the input exist. Where the network is known to be a plain sequence of operations, its passes are
-    recorded on a GPU and replayed: those without gradients, and with `gradients` the others too.
+    Only gradients of the input exist. A traced network is a plain sequence of operations: its passes are recorded on a
+    GPU and replayed, those without gradients, and with `gradients` the others too. It lives where the network lives and
+    must not be moved or cast. `faithful` makes one and looks whether it is the same function.
     """
 
     def __init__(
-        self, model: nn.Module, *, dtype: torch.dtype = torch.float16, trace: bool = True, gradients: bool = False
+        self,
+        model: nn.Module,
+        *,
+        dtype: torch.dtype = torch.float16,
+        trace: bool = True,
+        channels_last: bool = True,
+        gradients: bool = False,
     ) -> None:
         super().__init__()
         self._source = [model]  # in a list, so that the network does not become a part of its twin
         self._dtype = dtype
         self.inner, self.plain = fused(copy.deepcopy(model).eval(), trace=trace)
         self.inner.to(dtype).requires_grad_(False)
-        if any(p.dim() == 4 for p in self.inner.parameters()):
+        self._channels_last = channels_last and any(p.dim() == 4 for p in self.inner.parameters())
+        if self._channels_last:
             self.inner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._affines = [m for m in self.inner.modules() if isinstance(m, Affine)]
         self._mine, self._theirs = _pairs(self.inner, model)
         self._gradients = gradients
-        self._replay = Replay(self._pass, gradients=gradients)
+        self._replay = Replay(gradients=gradients)
         self.eval()
 
     def follow(self) -> None:
@@ -96,33 +106,68 @@ class Twin(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits of a pass in reduced precision."""
         if not torch.is_grad_enabled():
-            return self._replay(x) if self.plain else self._pass(x)
+            return self._replay(self._pass, x) if self.plain else self._pass(x)
         factor = _Factor()
         # Gradients are resized in float32, outside the casts: half precision must not see them as they are.
         x = _Restored.apply(x, factor)  # type: ignore[no-untyped-call]
-        logits = self._replay(x) if self.plain and self._gradients else self._pass(x)
+        logits = self._replay(self._pass, x) if self.plain and self._gradients else self._pass(x)
         out: Tensor = _Enlarged.apply(logits, factor)  # type: ignore[no-untyped-call]
         return out
 
     def inside(self, x: Tensor) -> Tensor:
         """Logits of inputs, both in the precision of the copy."""
-        logits: Tensor = self.inner(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
+        last = self._channels_last and x.dim() == 4
+        logits: Tensor = self.inner(x.contiguous(memory_format=torch.channels_last) if last else x)
         return logits
 
     def _pass(self, x: Tensor) -> Tensor:
         return self.inside(x.to(self._dtype)).float()
 
 
-def faithful(model: Classifier, *, dtype: torch.dtype = torch.float16, gradients: bool = False) -> Twin:
-    """A twin that is the same function as the network up to rounding; not traced where the trace is another one."""
+def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16, gradients: bool = False) -> Twin:
+    """A twin that is the same function as the network up to rounding, judged by a few inputs.
+
+    It is traced if the trace, in the network's own precision, gives its answers and treats every row for itself, and
+    has channels last if the network can read that. Raises what the network raises if no way of copying it works.
+    """
+    x = x[:COMPARED]
+    trace = _same_function(model, x)
+    ways = [{"trace": t, "channels_last": c} for t in ((True, False) if trace else (False,)) for c in (True, False)]
+    for i, way in enumerate(ways):
+        try:
+            with redirect_stderr(StringIO()):  # fx prints the code of a traced network that fails
+                twin = Twin(model, dtype=dtype, gradients=gradients, **way)
+                leaf = x.to(dtype).requires_grad_(True)
+                torch.autograd.grad(twin.inside(leaf).float().sum(), leaf)
+        except Exception:  # of a foreign network, in a precision or layout it was not written for
+            if i == len(ways) - 1:
+                raise
+        else:
+            return twin
+    raise AssertionError("there is always a way to try")
+
+
+def _same_function(model: nn.Module, x: Tensor) -> bool:
+    """Whether the fused trace answers as the network does, row by row."""
+    with mode(model, training=False), kept_buffers(model), full_precision(x.device), torch.no_grad():
+        true = model(x)
+        inner, plain = fused(copy.deepcopy(model))
+        if not plain:
+            return False
+        with redirect_stderr(StringIO()):
+            try:
+                got, alone = inner(x), inner(x[:1])
+            except Exception:
+                return False
+    near = ROUNDING * float(true.abs().max())
+    return float((got - true).abs().max()) <= near and float((alone - true[:1]).abs().max()) <= near
+
+
+def probe_inputs(model: Classifier) -> Tensor:
+    """Random inputs to compare a network and its twin on."""
     tensor = next(model.parameters())
     x = torch.rand(COMPARED, *model.input_shape, generator=Seed(0).child("twin").generator())
-    x = x.to(device=tensor.device, dtype=tensor.dtype)
-    with mode(model, training=False), torch.no_grad():
-        true = model(x)
-        traced, _ = fused(copy.deepcopy(model))
-        same = float((traced(x) - true).abs().max()) <= ROUNDING * float(true.abs().max())
-    return Twin(model, dtype=dtype, trace=same, gradients=gradients)
+    return x.to(device=tensor.device, dtype=tensor.dtype)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -138,7 +183,10 @@ def _pairs(inner: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[str]]
     for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
         owner, _, last = name.rpartition(".")
         module: Any = inner.get_submodule(owner)
-        names.append(f"{module.source}.{last}" if isinstance(getattr(module, "source", None), str) else name)
-        source = theirs[names[-1]]
-        mine.append(tensor.detach() if tensor.shape == source.shape else tensor.detach()[:, : source.shape[1]])
+        source = f"{module.source}.{last}" if isinstance(module, Affine | PaddedConv) else name
+        if source not in theirs:
+            continue  # a tensor that is neither parameter nor buffer of the network: nothing trains it
+        shape = theirs[source].shape
+        names.append(source)
+        mine.append(tensor.detach() if tensor.shape == shape else tensor.detach()[:, : shape[1]])
     return mine, names

@@ -21,6 +21,7 @@ from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import kept_global_rng, seed_layers
 from flatrock.data.loader import Batch
 from flatrock.engine.job import Job
+from flatrock.engine.loop import set_lr
 from flatrock.engine.runner import Runner
 from flatrock.engine.step import train_step
 from flatrock.recipes.build import build_job
@@ -44,9 +45,10 @@ class StepCost:
     share_of_ceiling: float
     memory_gib: float | None  # what the process took from the GPU for it; unknown on a CPU
     ratio: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None  # none of 95 % exists for fewer than 6 rounds
+    recipe_hash: str
     engine: Mapping[str, Any]
-    finding: str = ""
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class _Contestant:
         begun = time.perf_counter()
         for _ in range(steps):
             seed_layers(self.job.seed.child("layers", self.step), self.job.device)
+            set_lr(self.job, self.step)
             train_step(self.job, next(self.batches), step=self.step, guard=False)
             self.step += 1
         _wait(self.job.device)
@@ -123,16 +126,26 @@ def bench(
 def _contestant(
     recipe: Recipe, folder: Path, data_folder: Path | None, device: torch.device, progress: Progress
 ) -> _Contestant:
-    before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    before = _free_memory(device)
     job = build_job(recipe, folder=folder / recipe.name, data_folder=data_folder, device=device)
     job.model.train()
-    one = _Contestant(job, _forever(job))
+    # In the last epoch: what waits for its turn, such as AWP after a warm-up, has begun.
+    one = _Contestant(job, _forever(job), step=(job.epochs - 1) * len(job.loader))
     one.run(WARM_UP)
     if device.type == "cuda":
-        one.memory = (torch.cuda.memory_reserved(device) - before) / 2**30
+        one.memory = (torch.cuda.max_memory_reserved(device) - before) / 2**30
     one.flops = _flops(one)
     progress.advance(1, recipe.name)
     return one
+
+
+def _free_memory(device: torch.device) -> int:
+    """Give back what nobody uses, forget old peaks; the bytes that are still taken."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_reserved(device)
 
 
 def _forever(job: Job) -> Iterator[Batch]:
@@ -194,9 +207,6 @@ def _cost(name: str, one: _Contestant, base: _Contestant, ceiling: float) -> Ste
     seconds = statistics.median(one.times)
     tflops = one.flops / seconds / 1e12
     ratios = sorted(a / b for a, b in zip(one.times, base.times, strict=True))
-    # The number of ratios below the median is binomial: these order statistics hold it with 95 %.
-    reach, middle = 0.98 * math.sqrt(len(ratios)), len(ratios) / 2
-    low, high = ratios[max(int(middle - reach), 0)], ratios[min(int(middle + reach), len(ratios) - 1)]
     return StepCost(
         recipe=name,
         ms_per_step=1000 * seconds,
@@ -206,7 +216,16 @@ def _cost(name: str, one: _Contestant, base: _Contestant, ceiling: float) -> Ste
         share_of_ceiling=tflops / ceiling,
         memory_gib=one.memory,
         ratio=statistics.median(ratios),
-        interval=(low, high),
+        interval=median_interval(ratios),
+        recipe_hash=one.job.recipe_hash,
         engine=asdict(one.job.runner.engine),
-        finding=one.job.runner.fault,
+        findings=tuple(f"{code} {why}" for code, why in one.job.runner.findings.items()),
     )
+
+
+def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """The narrowest pair of order statistics that holds the median with at least 95 %; the count below is binomial."""
+    n, outside, k = len(ordered), 0.0, 0
+    while k < n // 2 and (more := outside + math.comb(n, k) / 2**n) <= 0.025:
+        outside, k = more, k + 1
+    return (ordered[k - 1], ordered[n - k]) if k else None

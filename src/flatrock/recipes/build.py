@@ -77,7 +77,7 @@ def build_job(
         seed=seed,
         device=where,
         model=model,
-        runner=Runner(model, engine),
+        runner=Runner(model, engine, size=recipe.train.batch_size),
         objective=OBJECTIVES.make(recipe.objective.name, **recipe.objective.options),
         flatness=build_flatness(recipe),
         threat=build_threat(recipe),

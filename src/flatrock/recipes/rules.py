@@ -26,7 +26,18 @@ from flatrock.models.catalog import create_model
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.optimizer import build_optimizer
-from flatrock.recipes.schema import Data, Evaluate, InnerAttack, Named, Network, Optimizer, Select, ThreatKeys, Train
+from flatrock.recipes.schema import (
+    Data,
+    EngineKeys,
+    Evaluate,
+    InnerAttack,
+    Named,
+    Network,
+    Optimizer,
+    Select,
+    ThreatKeys,
+    Train,
+)
 
 INNER_ATTACKS = {"ce": "pgd", "kl": "kl-pgd", "none": "none"}
 
@@ -142,6 +153,12 @@ def _flatness(draft: Draft) -> None:
     if draft.objective is not None and draft.objective.inner_loss == "none":
         for name in [n for n, m in made.items() if m.needs_attack]:
             draft.note(f"flatness {name}: it needs adversarial inputs, and the objective makes none; use at or trades")
+    engine = draft.get("engine", EngineKeys)
+    if engine is not None and (engine.precision == "bfloat16" or engine.compile is True):
+        for name in [n for n, m in made.items() if m.needs_reference]:
+            draft.note(
+                f"flatness {name}: it differentiates the network itself; set engine: {{}} (float32, not compiled)"
+            )
     if getattr(draft.optimizer, "inner_loops", 1) > 1:
         for name in [n for n in movers if not made[n].steps_inside]:
             draft.note(
