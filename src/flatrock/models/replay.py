@@ -82,6 +82,7 @@ class Replay:
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._recorded: dict[tuple[int, ...], _Recording] = {}
         self._pool: Any = None
+        self._stream: Any = None  # of its own: torch's, for all recordings, is of the device used first
         self._refused = False
 
     def __call__(self, work: Work, x: Tensor) -> Tensor:
@@ -115,11 +116,11 @@ class Replay:
         A recording that breaks off would leave torch's random generator unusable, so it is not simply tried.
         """
         before = torch.cuda.get_sync_debug_mode()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
         try:
             torch.cuda.set_sync_debug_mode("error")
-            with torch.cuda.stream(side):  # libraries choose and allocate on the first call of a shape
+            with torch.cuda.stream(self._stream):  # libraries choose and allocate on the first call of a shape
                 logits = work(x)
                 if x.requires_grad:
                     torch.autograd.grad(logits, x, torch.zeros_like(logits))
@@ -127,21 +128,20 @@ class Replay:
             return False
         finally:
             torch.cuda.set_sync_debug_mode(before)
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream().wait_stream(self._stream)
         free, total = torch.cuda.mem_get_info()
         return free > FREE * total
 
     def _record(self, work: Work, x: Tensor) -> _Recording:
         forward = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own is of the device used first
-        with torch.cuda.graph(forward, pool=self._pool, stream=stream):
+        with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
             logits = work(x)
         self._pool = forward.pool()
         recording = _Recording(forward, x, logits)
         if x.requires_grad:
             recording.grad_logits = torch.zeros_like(logits.detach())
             recording.backward = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recording.backward, pool=self._pool, stream=stream):
+            with torch.cuda.graph(recording.backward, pool=self._pool, stream=self._stream):
                 # Kept: what the forward pass saved must not be given to a later recording.
                 (grad,) = torch.autograd.grad(logits, x, recording.grad_logits, retain_graph=True)
             recording.grad_x = grad
