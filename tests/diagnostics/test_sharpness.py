@@ -50,6 +50,7 @@ def test_one_awp_step_is_awps_own_shift() -> None:
     moved = {n: gamma * named[n].norm() * g / g.norm() for n, g in gradients(net).items() if n.endswith("weight")}
     found = awp_rise(surface(net), gamma=gamma, steps=1)
     assert found == AwpRise(gamma, 1, pytest.approx(shifted_loss(net, moved) - shifted_loss(net, {}), rel=1e-9))
+    assert found.rise is not None
     assert found.rise > 0
 
 
@@ -112,6 +113,22 @@ def test_a_flat_loss_has_no_rise() -> None:
     assert awp_rise(surface(net), gamma=0.1, steps=2).rise == 0
 
 
+def test_a_loss_that_is_not_finite_is_no_flat_loss() -> None:
+    """NaN compares as not larger: it must not end as a rise of 0."""
+    net = dense_net().float()
+    x, y = samples((3,), 3)
+    here = LossSurface(net, x.float(), y, batch_size=24)
+
+    def attack(model: nn.Module) -> Tensor:
+        raise AssertionError("nothing to attack at weights without a loss")
+
+    assert awp_rise(here, gamma=1e30, steps=3, attack=attack) == AwpRise(1e30, 3, None, None)
+    found = sam_rise(here, torch.eye(86), rho=1e30)
+    assert found.rise is None
+    assert found.predicted is not None
+    assert sam_rise(here, torch.eye(86), rho=1e300).predicted is None
+
+
 def test_attacking_anew_happens_at_the_moved_weights_and_gives_them_back() -> None:
     net = dense_net()
     before = [p.detach().clone() for p in net.parameters()]
@@ -147,5 +164,5 @@ def test_bad_options_and_models() -> None:
 
 def test_norm_and_dicts() -> None:
     assert squared_norm({"a": torch.tensor([3.0, 4.0]), "b": torch.tensor(2.0)}) == 29
-    for value in (AwpRise(0.1, 2, 0.3, None), AwpRise(0.1, 2, 0.3, 0.4), SamRise(0.1, 0.2, 0.3, 0.4)):
+    for value in (AwpRise(0.1, 2, 0.3, None), AwpRise(0.1, 2, None), SamRise(0.1, 0.2, 0.3, 0.4)):
         assert type(value).from_dict(dataclasses.asdict(value)) == value

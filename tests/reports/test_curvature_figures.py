@@ -89,6 +89,14 @@ def _with_log(found: Curvature) -> Curvature:
     return replace(found, pac_bayes=replace(found.pac_bayes, logarithm=0.1234))
 
 
+def test_what_is_not_finite_is_named() -> None:
+    lost = found(1.0)
+    lost = replace(lost, awp=AwpRise(1e30, 10, None), sam=SamRise(1e30, None, None, 0.3))
+    rows = sharpness_table([replace(record(), losses={"clean": lost, "adversarial": lost})]).rows
+    assert rows[0][1:] == ("not finite", "", "not finite", "not finite")
+    assert rows[1][1:] == ("not finite",) * 4
+
+
 def test_names_tell_records_apart() -> None:
     assert labels([record("a"), record("b")]) == ["a", "b"]
     assert labels([record("a"), record("a", checkpoint="last")]) == ["a best", "a last"]

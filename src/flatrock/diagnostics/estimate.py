@@ -34,7 +34,21 @@ class Estimate:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Estimate:
         """From what dataclasses.asdict made of it."""
-        return cls(float(values["value"]), float(values["error"]), int(values["draws"]))
+        return cls(real(values["value"]), real(values["error"], least=0), whole(values["draws"]))
+
+
+def real(value: object, *, least: float = -math.inf) -> float:
+    """A number read from a file; ValueError if it is none, not finite, or less than it can be."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value or not math.isfinite(value):
+        raise ValueError(f"expected a finite number{'' if least == -math.inf else f' >= {least:g}'}, got {value!r}")
+    return float(value)
+
+
+def whole(value: object, *, least: int = 0) -> int:
+    """A whole number read from a file; ValueError if it is none or less than it can be."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"expected a whole number >= {least}, got {value!r}")
+    return value
 
 
 def within(value: float, error: float) -> str:

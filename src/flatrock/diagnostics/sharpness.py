@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatrock.core.borrow import nudged
 from flatrock.core.hooks import Shift
 from flatrock.core.options import count, weight
+from flatrock.diagnostics.estimate import real, whole
 from flatrock.diagnostics.hessian import Operator, unheeded
 from flatrock.diagnostics.probe import fitting
 from flatrock.flatness.awp import climb
@@ -80,18 +81,20 @@ class LossSurface:
 class AwpRise:
     """The largest rise found within ||v_l|| <= gamma ||w_l||.
 
-    `attacked_anew` is the rise with inputs attacked at w + v instead of those of w; None where there is no attack.
+    None: the ascent met a loss that is not finite, so nothing is known of the largest. `attacked_anew` is the rise with
+    inputs attacked at w + v instead of those of w; None where there is no attack, too.
     """
 
     gamma: float
     steps: int
-    rise: float
+    rise: float | None
     attacked_anew: float | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AwpRise:
         """From what dataclasses.asdict made of it."""
-        return cls(**values)
+        known = (_read(values[name]) for name in ("rise", "attacked_anew"))
+        return cls(real(values["gamma"]), whole(values["steps"]), *known)
 
 
 def awp_rise(
@@ -113,14 +116,24 @@ def awp_rise(
         shift = climb(weights, shift, slope, step_size=gamma if turn == 0 else STEP * gamma, gamma=gamma)
         with nudged(surface.model, shift):
             value, slope = surface.slope()
+        if not math.isfinite(value):  # NaN > best is False: it would pass for no rise at all
+            return AwpRise(gamma, steps, None)
         if value > best:
             best, worst = value, shift
     anew = None
     if attack is not None:
         with nudged(surface.model, worst):
             moved = LossSurface(surface.model, attack(surface.model), surface.y, batch_size=surface.batch_size)
-            anew = moved.value() - start
-    return AwpRise(gamma, steps, best - start, anew)
+            anew = _finite(moved.value() - start)
+    return AwpRise(gamma, steps, _finite(best - start), anew)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _read(value: object) -> float | None:
+    return None if value is None else real(value)
 
 
 @dataclass(frozen=True)
@@ -128,18 +141,18 @@ class SamRise:
     """L(w + v) - L(w) for v = rho g / ||g||, and what slope and curvature at w say it is.
 
     predicted = rho ||g|| + rho^2 / 2 (g^T H g) / ||g||^2. Where the two differ, rho is too long for a second-order
-    expansion, or kinks (ReLU), which a Hessian does not see, bend the loss.
+    expansion, or kinks (ReLU), which a Hessian does not see, bend the loss. None: not finite.
     """
 
     rho: float
-    rise: float
-    predicted: float
+    rise: float | None
+    predicted: float | None
     slope: float
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamRise:
         """From what dataclasses.asdict made of it."""
-        return cls(**values)
+        return cls(real(values["rho"]), _read(values["rise"]), _read(values["predicted"]), real(values["slope"]))
 
 
 def sam_rise(surface: LossSurface, hessian: Operator, *, rho: float) -> SamRise:
@@ -154,7 +167,7 @@ def sam_rise(surface: LossSurface, hessian: Operator, *, rho: float) -> SamRise:
     bend = float(torch.dot((hessian @ along[:, None])[:, 0].double(), along.double()))
     with nudged(surface.model, ascent(slope, rho=rho) if rho else {}):
         value = surface.value()
-    return SamRise(rho, value - start, rho * length + rho * rho / 2 * bend, length)
+    return SamRise(rho, _finite(value - start), _finite(rho * length + rho * rho / 2 * bend), length)
 
 
 def squared_norm(parameters: Mapping[str, Tensor]) -> float:

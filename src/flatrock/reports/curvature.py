@@ -71,22 +71,28 @@ def curvature_table(records: Sequence[CurvatureRecord], loss: str) -> Table:
 def sharpness_table(records: Sequence[CurvatureRecord]) -> Table:
     """How much each loss rises at the worst weights nearby, and what slope and curvature say SAM's rise is."""
     rows = []
-    for name, found in _each(records):
-        anew = "" if found.awp.attacked_anew is None else f"{found.awp.attacked_anew:.4f}"
-        rows.append((name, f"{found.awp.rise:.4f}", anew, f"{found.sam.rise:.4f}", f"{found.sam.predicted:.4f}"))
+    for name, loss, found in _each(records):
+        # Clean inputs are not attacked.
+        anew = _rise(found.awp.attacked_anew) if loss == ADVERSARIAL else ""
+        rows.append((name, _rise(found.awp.rise), anew, _rise(found.sam.rise), _rise(found.sam.predicted)))
     return Table(("run, loss", "AWP", "attacked anew", "SAM", "SAM predicted"), tuple(rows))
 
 
-def _each(records: Sequence[CurvatureRecord]) -> Iterator[tuple[str, Curvature]]:
+def _rise(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _each(records: Sequence[CurvatureRecord]) -> Iterator[tuple[str, str, Curvature]]:
+    """Of each record and loss: what a row is called, the loss, and what was found."""
     for name, record in zip(labels(records), records, strict=True):
         for loss, found in record.losses.items():
-            yield f"{name}, {SHORT.get(loss, loss)}", found
+            yield f"{name}, {SHORT.get(loss, loss)}", loss, found
 
 
 def bound_table(records: Sequence[CurvatureRecord]) -> Table:
     """The terms of TrH's Theorem 3 for each record and loss."""
     rows = []
-    for name, found in _each(records):
+    for name, _, found in _each(records):
         terms = found.pac_bayes
         log = "" if terms.logarithm is None else f"{terms.logarithm:.4f}"
         best = "" if terms.best is None else f"{terms.best:.3f} at {terms.best_sigma0:.3f}"
