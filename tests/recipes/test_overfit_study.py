@@ -93,6 +93,18 @@ def test_the_picture_is_the_same_every_time(tmp_path: Path) -> None:
     assert draw_overfit(studies, tmp_path / "a.png").stat().st_size > 20_000
 
 
+def test_unlike_studies_are_not_drawn_together(tmp_path: Path) -> None:
+    other = made_up()
+    eps = replace(other, landscapes=tuple(replace(r, threat={"norm": "linf", "eps": 0.2}) for r in other.landscapes))
+    tests = tuple(replace(r, selected_on="test") for r in other.run.records)
+    gaps = replace(other, run=replace(other.run, records=tests))
+    for unlike, message in ((eps, "different threat .* 0.1.* and .* 0.2"), (gaps, "gaps on different data")):
+        for refuses in (overfit_table, lambda studies: draw_overfit(studies, tmp_path / "a.png")):
+            with pytest.raises(ConfigError, match=message):
+                refuses({"a": made_up(), "b": unlike})
+    assert not list(tmp_path.iterdir())
+
+
 class Counting:
     """A listener that adds up."""
 

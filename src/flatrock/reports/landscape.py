@@ -21,18 +21,34 @@ ROOM = 1.15
 
 
 def check_alike(records: Sequence[Landscape]) -> None:
-    """Landscapes that can share a picture: one kind, one grid, one threat; else ConfigError."""
+    """Landscapes that can share a picture and its caption: the same question about the same data; else ConfigError."""
     if not records:
         raise ConfigError("there is no landscape to draw")
-    first = records[0]
-    for other in records[1:]:
-        for name in ("kind", "axis", "threat", "attack"):
-            mine, theirs = getattr(first, name), getattr(other, name)
-            if mine != theirs:
+    first = _question(records[0])
+    for other in map(_question, records[1:]):
+        for name, mine in first.items():
+            if mine != other[name]:
                 raise ConfigError(
                     f"landscapes of different {name} are not drawn at one scale: "
-                    f"{_short(mine)} and {_short(theirs)}; measure them alike"
+                    f"{_short(mine)} and {_short(other[name])}; measure them alike"
                 )
+
+
+def _question(record: Landscape) -> dict[str, Any]:
+    """All that a caption says once for every landscape beside it."""
+    about = record.provenance
+    return {
+        "kind": record.kind,
+        "axis": record.axis,
+        "threat": dict(record.threat),
+        "attack": dict(record.attack),
+        "data": about.get("data"),
+        "images": [sample["id"] for sample in record.samples],
+        "samples (digest)": record.identity.get("data"),
+        "directions": None if record.kind == "input" else record.count,
+        "seed": about.get("seed"),
+        "precision": about.get("precision"),
+    }
 
 
 def _short(value: Any) -> str:
@@ -110,13 +126,12 @@ def paired(records: Sequence[Landscape], at: float = 0.5) -> list[str]:
     Directions of one number come from the same random numbers if the networks have the same layers, so that their
     difference has less spread than each of them.
     """
+    check_alike(records)
     names = labels(records)
     first = records[0]
     told = []
     for name, record in zip(names[1:], records[1:], strict=True):
-        if record.kind != "weight-1d" or record.count != first.count or record.count < 2:
-            continue
-        if record.moved != first.moved or record.provenance["seed"] != first.provenance["seed"]:
+        if record.kind != "weight-1d" or record.count < 2 or record.moved != first.moved:
             continue
         difference = record.rise_at(at) - first.rise_at(at)
         lower = int((difference < 0).sum())

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flatrock.core.errors import ConfigError
 from flatrock.diagnostics.overfit import Study
-from flatrock.reports.landscape import caption, spread
+from flatrock.reports.landscape import caption, check_alike, spread
 from flatrock.reports.style import MARKS, blank, dress, finish, line_style
 from flatrock.reports.table import Table
 
@@ -20,8 +21,19 @@ if TYPE_CHECKING:
 HEADER = ("run", "best\n(epoch)", "last\n(epoch)", "gap\nbest", "gap\nlast", "sharpness\nlast", "rank\ncorr.")
 
 
+def check_studies(studies: Mapping[str, Study]) -> None:
+    """Studies that can share a picture: landscapes alike, gaps on the same kind of data; else ConfigError."""
+    check_alike([record for study in studies.values() for record in study.landscapes])
+    where = {name: study.probed[0].selected_on for name, study in studies.items()}
+    if len(set(where.values())) > 1:
+        raise ConfigError(
+            f"gaps on different data are not drawn together: {where}; train with one select.data, or draw them apart"
+        )
+
+
 def overfit_table(studies: Mapping[str, Study]) -> Table:
     """One row per run: robust accuracy of the best and the last epoch, their gaps, and the last sharpness."""
+    check_studies(studies)
     rows = []
     for name, study in studies.items():
         best, last = study.ends
@@ -44,6 +56,7 @@ def _points(share: float | None) -> str:
 
 def draw_overfit(studies: Mapping[str, Study], path: Path) -> Path:
     """Robust accuracy, its gap and the sharpness of kept weights over epochs, and the last two against each other."""
+    check_studies(studies)
     figure = blank(11, 7.4)
     (accuracy, gap), (sharp, cloud) = figure.subplots(2, 2)
     for i, (name, study) in enumerate(studies.items()):
