@@ -201,6 +201,9 @@ def test_what_cannot_be_certified_is_refused() -> None:
         certify(nn.Linear(4, 2).double(), x, y, QUICK)
     with pytest.raises(ModelError, match=r"labels span 0\.\.2 but the model has 2 classes"):
         certify(nn.Linear(4, 2), x, 2 * y, QUICK)
+    for ids in (torch.arange(2), torch.tensor([1, 1, 2]), torch.rand(3)):
+        with pytest.raises(ConfigError, match="ids must be 3 different whole numbers"):
+            certify(nn.Linear(4, 2), x, y, QUICK, ids=ids)
     with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
         certify(nn.Linear(4, 2), x, y, QUICK, batch_size=0)
 
@@ -235,7 +238,8 @@ def test_a_gpu_with_little_memory_counts_in_smaller_batches() -> None:
 
 
 def test_json_round_trip() -> None:
-    found = votes(FIVE, marks=("test-selected",), provenance={"seed": 3})
+    took = torch.tensor([0.1, 1 / 3, 2.0, 0.0, 7e-6], dtype=torch.float64)
+    found = votes(FIVE, marks=("test-selected",), provenance={"seed": 3}, seconds=took)
     again = Certificate.from_json(found.to_json())
     assert again.to_json() == found.to_json()
     assert torch.equal(again.counts, found.counts)
@@ -245,24 +249,79 @@ def test_json_round_trip() -> None:
     assert [told[k] for k in ("sigma", "n0", "n", "alpha", "samples")] == [0.25, 50, 100, 0.01, 5]
 
 
+NAN, FOLLOWS, FOREIGN = float("nan"), "do not follow from its votes", "mine.json is not a flatrock certificate"
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"radii": [9.0] * 5}, "do not follow from its votes"),
-        ({"accuracy": 1.0}, "do not follow from its votes"),
-        ({"counts": [[0, 100, 0]] * 5}, "do not follow from its votes"),
-        ({"radii": []}, "do not follow from its votes"),
+        ({"radii": [9.0] * 5}, f"its radii {FOLLOWS}"),
+        ({"radii": [NAN] * 5}, f"its radii {FOLLOWS}"),
+        ({"radii": ["a"] * 5}, f"its radii {FOLLOWS}"),
+        ({"radii": []}, f"its radii {FOLLOWS}"),
+        ({"radii": None}, f"its radii {FOLLOWS}"),
+        ({"accuracy": 1.0}, f"its accuracy {FOLLOWS}"),
+        ({"accuracy": None}, f"its accuracy {FOLLOWS}"),
+        ({"accuracy": 10**400}, FOREIGN),
+        ({"abstained": NAN, "largest": "x"}, f"its abstained, largest {FOLLOWS}"),
+        ({"samples": 6}, f"its samples {FOLLOWS}"),
+        ({"certified": [[0.0, 1.0]]}, f"its certified {FOLLOWS}"),
+        ({"certified": "most"}, f"its certified {FOLLOWS}"),
+        ({"predictions": [0, 0, 0, 1, 0]}, f"its predictions {FOLLOWS}"),
+        ({"predictions": []}, f"its predictions {FOLLOWS}"),
+        ({"counts": [[0, 100, 0]] * 5}, FOLLOWS),
+        ({"counts": [[200, 0, 0]] * 5}, "counts must be votes, 0 or more and at most n = 100 per sample"),
+        ({"counts": [[60, 60, 0]] * 5}, "counts must be votes"),
+        ({"counts": [[101, -1, 0]] * 5}, "counts must be votes"),
+        ({"counts": [[2**62, 2**62, 0]] * 5}, "counts must be votes"),
+        ({"counts": [[99.5, 0.5, 0.0]] * 5}, "counts must be whole numbers"),
+        ({"counts": [[100]] * 5}, "2 classes or more"),
+        ({"counts": []}, "2 classes or more"),
+        ({"counts": [[1, 2], [3]]}, FOREIGN),
         ({"schema": "flatrock.result/2"}, "schema 'flatrock.result/2', expected 'flatrock.certificate/1'"),
-        ({"sigma": 0}, "is not a flatrock certificate"),
-        ({"top": [7] * 5}, "is not a flatrock certificate"),
+        ({"sigma": 0}, FOREIGN),
+        ({"sigma": 10**400}, FOREIGN),
+        ({"top": [7] * 5}, "top must be classes 0 to 2"),
+        ({"labels": [-1] * 5}, "labels must be classes 0 to 2"),
+        ({"labels": [True] * 5}, "labels must be whole numbers"),
+        ({"shape": []}, "shape must be that of an input"),
+        ({"shape": [1, 0, 4]}, "shape must be that of an input"),
+        ({"shape": [16.0]}, "shape must be that of an input"),
+        ({"shape": None}, FOREIGN),
+        ({"ids": [10, 11]}, r"ids must be one per row of counts, \(5,\), got \(2,\)"),
+        ({"ids": [10, 11, 12, 13, 13]}, "ids must differ"),
+        ({"seconds": []}, r"seconds must be one per row of counts, \(5,\), got \(0,\)"),
+        ({"seconds": [NAN] * 5}, "seconds must be finite"),
+        ({"marks": [3]}, "marks must be words"),
+        ({"provenance": [1]}, "provenance must be a mapping"),
     ],
 )
 def test_a_file_that_was_changed_is_refused(change: dict[str, Any], told: str) -> None:
     text = json.dumps({**json.loads(votes(FIVE).to_json()), **change})
     with pytest.raises(StateError, match=told):
         Certificate.from_json(text, "mine.json")
-    with pytest.raises(StateError, match="not a flatrock certificate"):
-        Certificate.from_json(text[:-9])
+
+
+@pytest.mark.parametrize("name", json.loads(votes(FIVE).to_json()))
+def test_a_file_that_lacks_something_is_refused(name: str) -> None:
+    told = json.loads(votes(FIVE).to_json())
+    told.pop(name)
+    with pytest.raises(StateError, match=f"{FOREIGN} .*{name}"):
+        Certificate.from_json(json.dumps(told), "mine.json")
+
+
+@pytest.mark.parametrize("content", [votes(FIVE).to_json()[:-9], "", "[]", "7", b"\xff\x00\x80\x81", b"[" * 10**5])
+def test_a_file_that_is_something_else_is_refused(content: str | bytes) -> None:
+    with pytest.raises(StateError, match=FOREIGN):
+        Certificate.from_json(content, "mine.json")
+
+
+def test_votes_that_no_certification_counts_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        votes(FIVE, ids=torch.arange(2), seconds=torch.zeros(0), shape=())
+    assert len(error.value.faults) == 3
+    with pytest.raises(ConfigError, match="counts must be votes, 0 or more and at most n = 50 per sample"):
+        votes(FIVE, smoothing=replace(QUICK, n=50))
 
 
 def test_the_table_of_cohens_scripts() -> None:

@@ -26,7 +26,7 @@ class Certificate:
 
     `top[i]` is the class that the n0 votes chose for sample i, `counts[i]` the n fresh votes by class (answers that are
     not finite are no votes). `ids` say which samples of the data set these are, `shape` is that of an input, `seconds`
-    what each sample took.
+    what each sample took. What no certification could have counted is a ConfigError.
     """
 
     smoothing: Smoothing
@@ -38,6 +38,13 @@ class Certificate:
     seconds: Tensor
     marks: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if faults := (*_wrong_shapes(self), *_wrong_facts(self)):
+            raise ConfigError("a certificate:", faults)
+        # Only of tensors that fit each other may values be compared.
+        if faults := _wrong_values(self):
+            raise ConfigError("a certificate:", faults)
 
     @property
     def samples(self) -> int:
@@ -103,23 +110,28 @@ class Certificate:
             {
                 "schema": SCHEMA,
                 **asdict(self.smoothing),
-                "samples": self.samples,
                 "shape": list(self.shape),
-                **self._stated(),
-                "certified": [[r, self.certified(r)] for r in self.grid()],
-                "radii": [round(r, 9) for r in self.radii.tolist()],
-                "predictions": self.predictions.tolist(),
+                **self._following(),
                 **{name: getattr(self, name).tolist() for name in _STORED},
                 "marks": list(self.marks),
                 "provenance": dict(self.provenance),
             }
         )
 
-    def _stated(self) -> dict[str, float]:
-        return {"accuracy": self.accuracy, "abstained": self.abstained, "largest": self.smoothing.largest_radius}
+    def _following(self) -> dict[str, Any]:
+        """What is stored for readers although it follows from the votes."""
+        return {
+            "samples": self.samples,
+            "accuracy": self.accuracy,
+            "abstained": self.abstained,
+            "largest": self.smoothing.largest_radius,
+            "certified": [[r, self.certified(r)] for r in self.grid()],
+            "radii": [round(r, 9) for r in self.radii.tolist()],
+            "predictions": self.predictions.tolist(),
+        }
 
     @classmethod
-    def from_json(cls, text: str, where: str = "certificate") -> Certificate:
+    def from_json(cls, text: str | bytes, where: str = "certificate") -> Certificate:
         """Read a certificate back; StateError if it is damaged or its numbers do not follow from its votes."""
         try:
             d = json.loads(text)
@@ -130,15 +142,21 @@ class Certificate:
                 shape=tuple(d["shape"]),
                 marks=tuple(d["marks"]),
                 provenance=d["provenance"],
-                **{name: torch.tensor(d[name]) for name in _STORED},
+                **{name: torch.tensor(d[name], dtype=_STORED[name]) for name in _STORED},
             )
-            stated = [*d["radii"], d["accuracy"], d["abstained"], d["largest"]]
-            follows = [*found.radii.tolist(), *found._stated().values()]
-        except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+            odd = [name for name, value in found._following().items() if not _agree(d[name], value)]
+        except (
+            ConfigError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RuntimeError,
+            ArithmeticError,
+        ) as error:
             raise StateError(f"{where} is not a flatrock certificate ({error}); certify again") from error
-        # Quantiles of another scipy may differ in the last digits.
-        if len(stated) != len(follows) or any(abs(a - b) > 1e-6 for a, b in zip(stated, follows, strict=True)):
-            raise StateError(f"{where}: its radii and accuracies do not follow from its votes; certify again")
+        if odd:
+            raise StateError(f"{where}: its {', '.join(odd)} do not follow from its votes; certify again")
         return found
 
     def to_tsv(self) -> str:
@@ -154,8 +172,61 @@ class Certificate:
         return "\n".join(lines) + "\n"
 
 
-_STORED = ("labels", "top", "counts", "ids", "seconds")
+# None: what JSON says, so that 0.5 or true where a whole number belongs is noticed.
+_STORED = {"labels": None, "top": None, "counts": None, "ids": None, "seconds": torch.float64}
 
 
 def _share(flag: Tensor) -> float:
     return float(flag.double().mean())
+
+
+def _wrong_shapes(c: Certificate) -> tuple[str, ...]:
+    """Faults of the tensors' types and shapes."""
+    faults = []
+    for name in ("labels", "top", "counts", "ids"):
+        if getattr(c, name).dtype != torch.int64:
+            faults.append(f"{name} must be whole numbers (int64), got {getattr(c, name).dtype}")
+    if not c.seconds.is_floating_point():
+        faults.append(f"seconds must be floats, got {c.seconds.dtype}")
+    if c.counts.dim() != 2 or c.counts.shape[0] < 1 or c.counts.shape[1] < 2:
+        faults.append(f"counts must be [samples, 2 classes or more], got {tuple(c.counts.shape)}")
+    for name in ("labels", "top", "ids", "seconds"):
+        if getattr(c, name).shape != c.counts.shape[:1]:
+            shape = tuple(getattr(c, name).shape)
+            faults.append(f"{name} must be one per row of counts, {tuple(c.counts.shape[:1])}, got {shape}")
+    return tuple(faults)
+
+
+def _wrong_facts(c: Certificate) -> tuple[str, ...]:
+    """Faults of what is no tensor."""
+    faults = []
+    if not c.shape or not all(type(side) is int and side > 0 for side in c.shape):
+        faults.append(f"shape must be that of an input, whole numbers >= 1, got {c.shape}")
+    if not all(isinstance(mark, str) for mark in c.marks):
+        faults.append(f"marks must be words, got {c.marks}")
+    if not isinstance(c.provenance, Mapping):
+        faults.append(f"provenance must be a mapping, got {c.provenance!r}")
+    return tuple(faults)
+
+
+def _wrong_values(c: Certificate) -> tuple[str, ...]:
+    """Faults of the tensors' values."""
+    faults, classes = [], c.counts.shape[1]
+    for name in ("labels", "top"):
+        if not bool(((getattr(c, name) >= 0) & (getattr(c, name) < classes)).all()):
+            faults.append(f"{name} must be classes 0 to {classes - 1}")
+    # First each, then the sum: that of huge ones might overflow.
+    if not bool(((c.counts >= 0) & (c.counts <= c.smoothing.n)).all()) or int(c.counts.sum(1).max()) > c.smoothing.n:
+        faults.append(f"counts must be votes, 0 or more and at most n = {c.smoothing.n} per sample")
+    if len(set(c.ids.tolist())) < len(c.ids):
+        faults.append("ids must differ: they are the names of the samples")
+    if not bool((c.seconds.isfinite() & (c.seconds >= 0)).all()):
+        faults.append("seconds must be finite and 0 or more")
+    return tuple(faults)
+
+
+def _agree(told: Any, value: Any) -> bool:
+    """The same numbers in the same lists; those of another scipy may differ in the last digits. NaN never agrees."""
+    if isinstance(value, list):
+        return isinstance(told, list) and len(told) == len(value) and all(map(_agree, told, value))
+    return type(told) in (int, float) and abs(told - value) <= 1e-6

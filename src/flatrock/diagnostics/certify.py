@@ -49,7 +49,7 @@ def certify(
     voter = Voter(model, smoothing.sigma, _size(batch_size, where))
     kept = Ledger(None, {}, resume=False) if ledger is None else ledger  # an empty one is false
     with borrowed(model, where), full_precision(where):
-        _check(model, x, y, where)
+        _check(model, x, y, ids, where)
         found = _vote(voter, x.to(where), ids, smoothing, seed, kept, progress)
     return Certificate(
         smoothing=smoothing,
@@ -101,11 +101,15 @@ def _size(batch_size: int | None, device: torch.device) -> int:
     return batch_size
 
 
-def _check(model: nn.Module, x: Tensor, y: Tensor, device: torch.device) -> None:
+def _check(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, device: torch.device) -> None:
     """Refuse what cannot be certified before any vote."""
     check_inputs(x, y, L2(0.0))
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to certify: x has no samples")
+    if ids.dtype != torch.int64 or ids.shape != y.shape or len(set(ids.tolist())) < len(ids):
+        raise ConfigError(
+            f"ids must be {len(y)} different whole numbers (int64), one per sample: noise belongs to them"
+        )
     check_model(model, x)
     with torch.no_grad():
         check_logits(model(x[:2].to(device)), x[:2], y[:2])
