@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from flatrock.data.split import fair_subset
 from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
 from flatrock.engine.folder import OWN_FILE
-from flatrock.recipes.curvature import Sampling, measure_curvature
+from flatrock.recipes.checkpoints import checkpoints
+from flatrock.recipes.curvature import Sampling, measure_curvature, planned_curvature
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.part import data_part
 from flatrock.recipes.restore import load
@@ -75,7 +79,7 @@ def test_losses_are_those_of_the_run_on_its_own_samples(run: Path, measured: tup
 
 def test_what_is_stored_can_be_read_and_says_where_it_comes_from(measured: tuple[CurvatureRecord, Path]) -> None:
     record, file = measured
-    assert file.name == "curvature-best-pgd-2-train20-seed0.json"
+    assert re.fullmatch(r"curvature-best-pgd-2-train20-seed0-[0-9a-f]{8}\.json", file.name)
     assert OWN_FILE.fullmatch(file.name)
     assert CurvatureRecord.from_json(file.read_text()) == record
     about = record.provenance
@@ -85,7 +89,8 @@ def test_what_is_stored_can_be_read_and_says_where_it_comes_from(measured: tuple
 
 
 def test_double_precision_refines_single(run: Path, measured: tuple[CurvatureRecord, Path]) -> None:
-    record, _ = measure_curvature(run / "best.safetensors", Sampling(images=20, precision="double"), QUICK)
+    record, file = measure_curvature(run / "best.safetensors", Sampling(images=20, precision="double"), QUICK)
+    assert file != measured[1]
     for loss in ("clean", "adversarial"):
         single, double = measured[0].losses[loss], record.losses[loss]
         assert single.loss == pytest.approx(double.loss, rel=1e-4)
@@ -95,7 +100,7 @@ def test_double_precision_refines_single(run: Path, measured: tuple[CurvatureRec
 def test_other_samples_attack_and_checkpoint(run: Path) -> None:
     sampling = Sampling(images=10, on="held_out", attack="fgsm", seed=3)
     record, file = measure_curvature(run / "epoch-0001.safetensors", sampling, QUICK, beta=7)
-    assert file.name == "curvature-epoch-0001-fgsm-held_out10-seed3.json"
+    assert file.name.startswith("curvature-epoch-0001-fgsm-held_out10-seed3-")
     assert record.attack["name"] == "fgsm"
     assert record.settings["beta"] == 7
     assert record.provenance["epoch"] == 1
@@ -123,10 +128,8 @@ def test_the_command_measures_tells_and_draws(run: Path, tmp_path: Path) -> None
     for text in ("clean loss", "adversarial loss", "tiny last", "AWP", "PAC-Bayes", "attacked once and held fixed"):
         assert text in done.output
     assert {f.name for f in tmp_path.iterdir()} == {"both-spectrum.png", "both-layers.png"}
-    stored = sorted(run.glob("curvature-*-pgd-2-train20-seed0.json"))
-    assert {"curvature-epoch-0001-pgd-2-train20-seed0.json", "curvature-last-pgd-2-train20-seed0.json"} <= {
-        f.name for f in stored
-    }
+    stored = [run / name for name in re.findall(r"curvature-\S+\.json", done.output.replace("\n", ""))]
+    assert [f.name.split("-pgd-2-train20-seed0-")[0] for f in stored] == ["curvature-epoch-0001", "curvature-last"]
     again = call(*stored, "--out", tmp_path / "again")
     assert again.exit_code == 0, again.output
     assert "wrote" not in again.output
@@ -175,3 +178,31 @@ def test_records_of_other_samples_are_not_compared(run: Path, measured: tuple[Cu
     done = call(measured[1], other)
     assert done.exit_code == 2
     assert "curvatures of different data are not compared" in done.output
+
+
+def test_other_settings_go_to_other_files(run: Path, measured: tuple[CurvatureRecord, Path]) -> None:
+    before = measured[1].read_bytes()
+    other = measure_curvature(run / "best.safetensors", Sampling(images=20), replace(QUICK, gamma=0.01))[1]
+    hotter = measure_curvature(run / "best.safetensors", Sampling(images=20), QUICK, beta=7)[1]
+    assert len({measured[1], other, hotter}) == 3
+    assert measured[1].read_bytes() == before
+    done = call(measured[1], other)
+    assert done.exit_code == 2
+    assert "curvatures of different gamma are not compared: 0.005 and 0.01" in " ".join(done.output.split())
+
+
+def test_what_cannot_be_compared_is_not_measured(
+    run: Path, tmp_path: Path, measured: tuple[CurvatureRecord, Path]
+) -> None:
+    alone = tmp_path / "alone"
+    shutil.copytree(run, alone, ignore=shutil.ignore_patterns("curvature-*"))
+    done = call(measured[1], alone, *WORDS, "--awp-steps", "2", "--rho", "0.5")
+    assert done.exit_code == 2
+    assert "curvatures of different rho are not compared: 0.05 and 0.5" in " ".join(done.output.split())
+    assert not list(alone.glob("curvature-*"))
+
+
+def test_a_run_has_a_name_from_inside_its_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    record = planned_curvature(checkpoints(Path())[0], Sampling(images=20), QUICK)
+    assert record.provenance["run"] == "tiny"

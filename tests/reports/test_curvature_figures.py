@@ -100,6 +100,7 @@ def test_what_is_not_finite_is_named() -> None:
 def test_names_tell_records_apart() -> None:
     assert labels([record("a"), record("b")]) == ["a", "b"]
     assert labels([record("a"), record("a", checkpoint="last")]) == ["a best", "a last"]
+    assert labels([record("a"), record("a"), record("b")]) == ["a best", "a best (2)", "b best"]
     assert labels([replace(record("a"), marks=("test-selected",))]) == ["a*"]
 
 
@@ -108,6 +109,10 @@ def test_the_caption_says_what_was_measured() -> None:
     for part in ("digits train, 500 of 1097", "pgd-10, linf eps 8/255", "hutch++, 8 probes", "2 Lanczos runs of 30"):
         assert part in text
     assert "gamma 0.005, 10 steps" in text
+    few = replace(found(1.0), method="hutchinson", whole=replace(found(1.0).whole, trace=Estimate(1.0, 0.1, 6)))
+    sure = replace(few, whole=known_moments(10, 1.0, 2.0), method="exact")
+    mixed = caption([replace(record(), losses={"clean": few, "adversarial": sure})])
+    assert "trace hutchinson, 6 probes or exact; 2 Lanczos" in mixed
     assert "* chosen" not in text
     assert "* chosen on the test set" in caption([replace(record(), marks=("test-selected",))])
 
@@ -118,11 +123,23 @@ def test_the_caption_says_what_was_measured() -> None:
         (replace(record("b"), threat={"norm": "l2", "eps": 1.0}), "threat"),
         (replace(record("b"), attack={"name": "fgsm"}), "attack"),
         (record("b", data="digits test, 500 of 500 samples"), "data"),
+        (record("b", precision="double"), "precision"),
+        (record("b", seed=1), "seed"),
+        (replace(record("b"), settings={**HOW, "gamma": 0.01}), "gamma"),
+        (replace(record("b"), settings={**HOW, "rho": 0.01}), "rho"),
+        (replace(record("b"), settings={**HOW, "beta": 64}), "beta"),
     ],
 )
 def test_only_alike_records_are_compared(other: CurvatureRecord, what: str) -> None:
     with pytest.raises(ConfigError, match=f"curvatures of different {what} are not compared"):
         check_alike([record(), other])
+
+
+def test_a_refusal_has_values_and_a_cure() -> None:
+    other = replace(record("b"), settings={**HOW, "awp_steps": 3})
+    with pytest.raises(ConfigError, match=r"different awp_steps .*: 10 and 3; measure all with one --awp-steps"):
+        check_alike([record(), other])
+    check_alike([record(), record("b", device="cuda", checkpoint="last")])
 
 
 def test_nothing_to_show_is_said() -> None:
@@ -148,3 +165,6 @@ def test_networks_with_other_layers_are_not_drawn_together(tmp_path: Path) -> No
     other = replace(record("b"), losses={k: found(1.0, layers=2) for k in ("clean", "adversarial")})
     with pytest.raises(ConfigError, match="b has other layers than a"):
         draw_layers([record(), other], tmp_path / "x.png")
+    renamed = replace(found(1.0), layers={f"block{i}": known_moments(10, 1.0, 5.0) for i in range(3)})
+    with pytest.raises(ConfigError, match="b has other layers than a"):
+        draw_layers([record(), replace(other, losses=dict.fromkeys(other.losses, renamed))], tmp_path / "x.png")

@@ -16,7 +16,7 @@ from flatrock.core.numbers import number
 from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
 from flatrock.recipes.checkpoints import checkpoints
-from flatrock.recipes.curvature import Sampling, measure_curvature
+from flatrock.recipes.curvature import Sampling, measure_curvature, planned_curvature
 from flatrock.reports.curvature import (
     bound_table,
     caption,
@@ -113,12 +113,20 @@ def _gathered(
     data_folder: Path | None,
     device: str,
 ) -> list[CurvatureRecord]:
-    """One record per checkpoint meant; every source is looked at before the first is measured."""
+    """One record per checkpoint meant; whether they can be compared is looked at before the first is measured."""
     names = [name.strip() for name in which.split(",") if name.strip()]
     where = pick_device(device)
     found: list[CurvatureRecord | Path] = []
     for source in sources:
         found += [_read(source)] if source.suffix == ".json" else checkpoints(source, names)
+    check_alike(
+        [
+            planned_curvature(item, sampling, settings, beta=beta, data_folder=data_folder)
+            if isinstance(item, Path)
+            else item
+            for item in found
+        ]
+    )
     records = []
     with TerminalProgress() as progress:
         for item in found:
@@ -130,7 +138,6 @@ def _gathered(
             )
             progress.say(f"wrote {file}")
             records.append(record)
-    check_alike(records)
     return records
 
 

@@ -26,6 +26,12 @@ class CurvatureRecord:
     marks: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def compared(self) -> dict[str, Any]:
+        """What must be the same for two records to stand in one table."""
+        told = {name: self.provenance.get(name) for name in ("data", "precision", "seed")}
+        return {"threat": dict(self.threat), "attack": dict(self.attack), **told, **self.settings}
+
     def to_json(self) -> str:
         """JSON text."""
         losses = {name: found.to_dict() for name, found in self.losses.items()}

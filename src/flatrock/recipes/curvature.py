@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flatrock.attacks.catalog import describe, parse_attack
 from flatrock.attacks.craft import craft
 from flatrock.core.errors import ConfigError
-from flatrock.core.files import write_atomic
+from flatrock.core.files import json_text, sha256, write_atomic
 from flatrock.core.options import choose, count
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
@@ -110,7 +110,7 @@ def measure_curvature(
     """
     check_installed()
     subject = _subject(checkpoint, sampling, data_folder, torch.device(device))
-    scale = len(data_part(subject.recipe, "train", data_folder)) if beta is None else beta
+    plan = _plan(subject, sampling, settings, beta, data_folder)
     crafted = subject.crafted
 
     def measured(loss: str, x: Tensor) -> Curvature:
@@ -118,25 +118,56 @@ def measure_curvature(
             subject.model,
             x,
             crafted.y,
-            beta=scale,
+            beta=plan.settings["beta"],
             settings=settings,
             attack=crafted if loss == ADVERSARIAL else None,
             batch_size=crafted.size,
             seed=Seed(sampling.seed).child("curvature", "probes"),
-            task=f"{subject.path.parent.name}/{subject.path.stem}, {loss} loss",
+            task=f"{plan.provenance['run']}/{subject.path.stem}, {loss} loss",
             progress=progress or Silent(),
         )
 
     losses = {CLEAN: measured(CLEAN, crafted.x), ADVERSARIAL: measured(ADVERSARIAL, crafted(subject.model))}
-    record = CurvatureRecord(
-        losses=losses,
-        threat={"norm": subject.threat.norm, "eps": subject.threat.eps},
-        attack={"name": subject.label, **describe(crafted.attack, subject.threat)},
-        settings={**asdict(settings), "beta": scale},
-        marks=subject.model.marks,
-        provenance=_certificate(subject, sampling, losses),
-    )
+    record = replace(plan, losses=losses, provenance=_certificate(subject, plan, losses))
     return record, _stored(record, subject, sampling)
+
+
+def planned_curvature(
+    checkpoint: Path,
+    sampling: Sampling,
+    settings: Settings,
+    *,
+    beta: float | None = None,
+    data_folder: Path | None = None,
+) -> CurvatureRecord:
+    """The record `measure_curvature` will make, still without losses: what is comparable can be known before."""
+    return _plan(
+        _subject(checkpoint, sampling, data_folder, torch.device("cpu")), sampling, settings, beta, data_folder
+    )
+
+
+def _plan(
+    subject: _Subject, sampling: Sampling, settings: Settings, beta: float | None, folder: Path | None
+) -> CurvatureRecord:
+    part = sampling.on.replace("_", "-")
+    return CurvatureRecord(
+        losses={},
+        threat={"norm": subject.threat.norm, "eps": subject.threat.eps},
+        attack={"name": subject.label, **describe(subject.crafted.attack, subject.threat)},
+        settings={
+            **asdict(settings),
+            "beta": len(data_part(subject.recipe, "train", folder)) if beta is None else beta,
+        },
+        marks=subject.model.marks,
+        provenance={
+            "run": subject.path.parent.resolve().name,
+            **subject.facts,
+            "train_seed": subject.recipe.seed,
+            "data": f"{subject.data.name} {part}, {len(subject.data)} of {subject.whole} samples",
+            "precision": sampling.precision,
+            "seed": sampling.seed,
+        },
+    )
 
 
 def _subject(checkpoint: Path, sampling: Sampling, folder: Path | None, device: torch.device) -> _Subject:
@@ -159,25 +190,20 @@ def _subject(checkpoint: Path, sampling: Sampling, folder: Path | None, device: 
     return _Subject(path, model, recipe, facts(path, recipe, meta), data, len(whole), threat, label, crafted)
 
 
-def _certificate(subject: _Subject, sampling: Sampling, losses: Mapping[str, Curvature]) -> dict[str, Any]:
-    part = sampling.on.replace("_", "-")
+def _certificate(subject: _Subject, plan: CurvatureRecord, losses: Mapping[str, Curvature]) -> dict[str, Any]:
     return birth_certificate(
         device=subject.crafted.x.device,
-        seed=sampling.seed,
-        run=subject.path.parent.name,
-        **subject.facts,
-        train_seed=subject.recipe.seed,
-        data=f"{subject.data.name} {part}, {len(subject.data)} of {subject.whole} samples",
-        precision=sampling.precision,
+        **plan.provenance,
         batch_size=subject.crafted.size,
         seconds=round(sum(found.seconds for found in losses.values()), 2),
     )
 
 
 def _stored(record: CurvatureRecord, subject: _Subject, sampling: Sampling) -> Path:
-    """Beside the checkpoint, under a name that says what it is of."""
+    """Beside the checkpoint, under a name that says what it is of; its end stands for everything else that was set."""
     attack = re.sub(r"[^\w.=-]+", "_", subject.label)[:60]
-    name = f"curvature-{subject.path.stem}-{attack}-{sampling.on}{len(subject.data)}-seed{sampling.seed}.json"
-    target = subject.path.with_name(name)
+    told = f"{subject.path.stem}-{attack}-{sampling.on}{len(subject.data)}-seed{sampling.seed}"
+    rest = sha256(json_text([record.settings, record.attack, sampling.precision]))[:8]
+    target = subject.path.with_name(f"curvature-{told}-{rest}.json")
     write_atomic(target, record.to_json().encode())
     return target

@@ -26,35 +26,38 @@ WIDTH = 0.12
 POINTS = 1500
 SHORT = {ADVERSARIAL: "adv."}
 INCHES_PER_LAYER = 0.32
+# What to do about records that differ in something no option of the same name sets.
+CURES = {
+    "threat": "show runs of one threat at a time",
+    "data": "measure all on the same samples (--on, --images)",
+    "layers": "measure all with --layers, or all with --no-layers",
+}
 
 
 def check_alike(records: Sequence[CurvatureRecord]) -> None:
-    """Records that can be compared: of the same threat, attack and samples; else ConfigError."""
+    """Records that can be compared: of the same threat, attack, samples and settings; else ConfigError."""
     if not records:
         raise ConfigError("there is no curvature to show")
-    first = _compared(records[0])
-    for other in records[1:]:
-        for name, value in _compared(other).items():
-            if value != first[name]:
-                raise ConfigError(
-                    f"curvatures of different {name} are not compared: {first[name]} and {value}; measure them alike"
-                )
-
-
-def _compared(record: CurvatureRecord) -> dict[str, object]:
-    return {
-        "threat": dict(record.threat),
-        "attack": dict(record.attack),
-        "data": record.provenance.get("data"),
-        "losses": tuple(record.losses),
-    }
+    first = records[0].compared
+    for other in (record.compared for record in records[1:]):
+        for name in dict.fromkeys([*first, *other]):
+            one, two = first.get(name), other.get(name)
+            if one != two:
+                cure = CURES.get(name, f"measure all with one --{name.replace('_', '-')}")
+                raise ConfigError(f"curvatures of different {name} are not compared: {one} and {two}; {cure}")
 
 
 def labels(records: Sequence[CurvatureRecord]) -> list[str]:
-    """The run of each, and its checkpoint where one run is there several times; * = chosen on the test set."""
-    runs = [str(r.provenance.get("run", "?")) for r in records]
-    marks = [str(r.provenance.get("checkpoint", "?")).removesuffix(".safetensors") for r in records]
-    names = runs if len(set(runs)) == len(runs) else [f"{a} {b}" for a, b in zip(runs, marks, strict=True)]
+    """The run of each, its checkpoint where one run is there several times, a number where that is not enough.
+
+    * = chosen on the test set.
+    """
+    names = [str(r.provenance.get("run", "?")) for r in records]
+    if len(set(names)) < len(names):
+        files = [str(r.provenance.get("checkpoint", "?")).removesuffix(".safetensors") for r in records]
+        names = [f"{run} {file}" for run, file in zip(names, files, strict=True)]
+    again = [names[:i].count(name) for i, name in enumerate(names)]
+    names = [f"{name} ({k + 1})" if k else name for name, k in zip(names, again, strict=True)]
     return [name + ("*" if record.marks else "") for name, record in zip(names, records, strict=True)]
 
 
@@ -108,22 +111,33 @@ def caption(records: Sequence[CurvatureRecord]) -> str:
     """What a reader must know to compare."""
     first = records[0]
     about, how = first.provenance, first.settings
-    found = next(iter(first.losses.values()))
+    every = [found for record in records for found in record.losses.values()]
+    ran = every[0].spectrum
     told = [
         f"cross-entropy of {about.get('data')}",
         f"adversarial: {first.attack['name']}, {first.threat['norm']} eps {radius(first.threat['eps'])}, "
         "attacked once and held fixed",
-        f"trace {found.method}" + ("" if found.method == "exact" else f", {how['probes']} probes"),
-        f"{found.spectrum.runs} Lanczos runs of {found.spectrum.steps} steps",
+        f"trace {' or '.join(dict.fromkeys(map(_drawn, every)))}",
+        f"{ran.runs} Lanczos runs of {ran.steps} steps",
         f"AWP gamma {how['gamma']:g}, {how['awp_steps']} steps",
         f"SAM rho {how['rho']:g}",
         f"PAC-Bayes sigma0 {how['sigma0']:g}, beta {how['beta']:g}",
         f"{about.get('precision')} precision",
         f"seed {about.get('seed')}",
         "* chosen on the test set" if any(r.marks for r in records) else "",
-        str(about.get("device", "")),
+        _devices(records),
     ]
     return "; ".join(part for part in told if part)
+
+
+def _drawn(found: Curvature) -> str:
+    """How a trace was found, and from how many random vectors."""
+    draws = found.whole.trace.draws
+    return f"{found.method}, {draws} probes" if draws else "exact"
+
+
+def _devices(records: Sequence[CurvatureRecord]) -> str:
+    return " and ".join(dict.fromkeys(str(record.provenance.get("device", "")) for record in records))
 
 
 def draw_spectra(records: Sequence[CurvatureRecord], path: Path) -> Path:
@@ -184,7 +198,7 @@ def _dots(panel: Axes, records: Sequence[CurvatureRecord], names: Sequence[str],
     for i, (label, record) in enumerate(zip(labels(records), records, strict=True)):
         found = record.losses[loss]
         blocks = [found.whole, *found.layers.values()]
-        if len(blocks) != len(names):
+        if ["whole", *found.layers] != list(names):
             raise ConfigError(f"{label} has other layers than {labels(records)[0]}; draw them in figures of their own")
         estimates: list[Estimate] = [getattr(block, what) for block in blocks]
         shift = 0.7 * ((i + 0.5) / len(records) - 0.5)
@@ -212,5 +226,5 @@ def _short(records: Sequence[CurvatureRecord]) -> str:
     return (
         f"Hessian of the cross-entropy of {about.get('data')}; adversarial: {first.attack['name']}, "
         f"{first.threat['norm']} eps {radius(first.threat['eps'])}, held fixed; {about.get('precision')} precision, "
-        f"seed {about.get('seed')}, {about.get('device')}"
+        f"seed {about.get('seed')}, {_devices(records)}"
     )
