@@ -202,29 +202,54 @@ def test_batch_size_changes_nothing() -> None:
 
 
 class Greedy(nn.Module):
-    """Runs out of memory above a number of rows."""
+    """Fails above a number of rows, for want of memory unless told otherwise."""
 
-    def __init__(self, model: nn.Module, most: int) -> None:
+    def __init__(self, model: nn.Module, most: int, error: RuntimeError | None = None) -> None:
         super().__init__()
         self.model, self.most, self.sizes = model, most, list[int]()
+        self.error = error or torch.OutOfMemoryError()
 
     def forward(self, x: Tensor) -> Tensor:
         self.sizes.append(len(x))
         if len(x) > self.most:
-            raise torch.OutOfMemoryError
+            raise self.error
         logits: Tensor = self.model(x)
         return logits
 
 
-def test_batches_are_halved_until_they_fit_and_stay_so() -> None:
+# What torch says on Linux and on Windows when the CPU's memory is short.
+LINUX = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+)
+WINDOWS = (
+    "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."
+)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError(LINUX), RuntimeError(WINDOWS)])
+def test_batches_are_halved_until_they_fit_and_stay_so(error: RuntimeError) -> None:
     model, x = halfspace(0.1)
-    greedy = Greedy(model, 30)
+    greedy = Greedy(model, 30, error)
     voter = Voter(greedy, 0.25, 200)
     assert torch.equal(voter.votes(x, 200, NODE), Voter(model, 0.25, 200).votes(x, 200, NODE))
     assert greedy.sizes == [200, 100, 50, *[25] * 8]
     assert voter.batch_size == 25
-    with pytest.raises(torch.OutOfMemoryError):
-        Voter(Greedy(model, 0), 0.25, 4).votes(x, 10, NODE)
+    with pytest.raises(type(error)):
+        Voter(Greedy(model, 0, error), 0.25, 4).votes(x, 10, NODE)
+
+
+def test_torch_says_so_when_the_cpu_has_no_memory() -> None:
+    """The real message; no machine has this much."""
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        torch.empty(2**55)
+
+
+def test_other_errors_are_not_taken_for_want_of_memory() -> None:
+    model, x = halfspace(0.1)
+    greedy = Greedy(model, 30, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        Voter(greedy, 0.25, 200).votes(x, 200, NODE)
+    assert greedy.sizes == [200], "not tried again"
 
 
 class Watcher(nn.Module):

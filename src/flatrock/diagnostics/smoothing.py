@@ -161,8 +161,8 @@ class Voter:
             count = min(self.batch_size, last - first)
             try:
                 return _Counted(self._batch(x, first, count, seed), count)
-            except torch.OutOfMemoryError:
-                if count == 1:
+            except RuntimeError as error:
+                if count == 1 or not _memory_is_short(error):
                     raise
             # Outside the handler: what the failed pass had allocated is free by now.
             self.batch_size = count // 2
@@ -174,6 +174,11 @@ class Voter:
             logits: Tensor = self.model(x + self.sigma * noise(x, first, count, seed))
             answers = logits.argmax(1)[torch.isfinite(logits).all(1)]
             return torch.bincount(answers, minlength=logits.shape[1]).cpu()
+
+
+def _memory_is_short(error: RuntimeError) -> bool:
+    """CUDA has a class for it; that the CPU's allocator failed is only in the message."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @dataclass(frozen=True)
