@@ -116,6 +116,78 @@ def test_resuming_a_finished_certificate_reads_it(run: Path) -> None:
     assert json.loads(file.read_text())["seconds"] != json.loads(before)["seconds"], "without --resume it is made anew"
 
 
+def test_a_finished_certificate_is_read_wherever_it_was_made_and_its_part_removed(run: Path) -> None:
+    words = ("certify", run, *FEW, "--seed", "6")
+    file = stored(flatrock(*words))
+    told = json.loads(file.read_text())
+    assert told["provenance"]["asked"]["device"] == "cpu"
+    told["provenance"]["asked"]["device"] = "cuda"
+    file.write_text(json.dumps(told))
+    file.with_suffix(".part").write_text("of a repetition that was stopped\n")
+    assert stored(flatrock(*words, "--resume")) == file
+    assert json.loads(file.read_text()) == told
+    assert not file.with_suffix(".part").exists()
+
+
+def test_what_another_device_began_is_not_finished_here(run: Path) -> None:
+    words = ("certify", run, *FEW, "--seed", "7")
+    file = stored(flatrock(*words))
+    asked = json.loads(file.read_text())["provenance"]["asked"]
+    file.unlink()
+    file.with_suffix(".part").write_text(json.dumps({**asked, "device": "cuda"}) + "\n")
+    done = flatrock(*words, "--resume")
+    assert done.exit_code == 2
+    assert "belongs to another measurement (different: device)" in " ".join(done.output.split())
+    assert stored(flatrock(*words)) == file, "without --resume it is made anew"
+
+
+@pytest.fixture(scope="module")
+def finished(run: Path) -> Path:
+    return stored(flatrock("certify", run, *FEW, "--seed", "8"))
+
+
+def spoilt(told: dict[str, Any], place: str, value: Any) -> str:
+    """The certificate with another value at this place (`a.b` lies in `a`); None as value takes it away."""
+    *outer, name = place.split(".")
+    inside = told[outer[0]] if outer else told
+    inside.pop(name)
+    if value is not None:
+        inside[name] = value
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        ("provenance.trained_with", None, "is damaged (wrong: trained_with); certify again, without --resume"),
+        ("provenance.trained_with", "much", "is damaged (wrong: trained_with)"),
+        ("provenance.recipe", None, "is damaged (wrong: recipe)"),
+        ("provenance.data", [], "is damaged (wrong: data)"),
+        ("shape", [1, 4, 4], "is damaged (wrong: shape)"),
+        ("ids", list(range(600, 612)), "is damaged (wrong: ids)"),
+        ("n0", 21, "is damaged (wrong: smoothing)"),
+        ("accuracy", [], "its accuracy do not follow from its votes; certify again, without --resume"),
+        ("seconds", None, "is not a flatrock certificate ('seconds')"),
+    ],
+)
+def test_a_damaged_certificate_is_not_resumed(run: Path, finished: Path, place: str, value: Any, told: str) -> None:
+    intact = finished.read_bytes()
+    finished.write_text(spoilt(json.loads(intact), place, value))
+    done = flatrock("certify", run, *FEW, "--seed", "8", "--resume")
+    finished.write_bytes(intact)
+    assert done.exit_code == 2
+    assert told in " ".join(done.output.split())
+
+
+def test_a_binary_file_is_no_certificate(run: Path, finished: Path) -> None:
+    intact = finished.read_bytes()
+    finished.write_bytes(b"\x89PNG\r\n\x1a\n\xff\x00")
+    done = flatrock("certify", run, *FEW, "--seed", "8", "--resume")
+    finished.write_bytes(intact)
+    assert done.exit_code == 2
+    assert "is not a flatrock certificate" in " ".join(done.output.split())
+
+
 def test_another_question_is_not_resumed(run: Path) -> None:
     words = ("certify", run, *FEW, "--seed", "4")
     file = stored(flatrock(*words))

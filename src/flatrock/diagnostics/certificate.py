@@ -154,9 +154,13 @@ class Certificate:
             RuntimeError,
             ArithmeticError,
         ) as error:
-            raise StateError(f"{where} is not a flatrock certificate ({error}); certify again") from error
+            raise StateError(
+                f"{where} is not a flatrock certificate ({error}); certify again, without --resume"
+            ) from error
         if odd:
-            raise StateError(f"{where}: its {', '.join(odd)} do not follow from its votes; certify again")
+            raise StateError(
+                f"{where}: its {', '.join(odd)} do not follow from its votes; certify again, without --resume"
+            )
         return found
 
     def to_tsv(self) -> str:

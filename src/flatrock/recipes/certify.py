@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from flatrock.attacks.gaussian import Gaussian
-from flatrock.core.errors import DataError
+from flatrock.core.errors import DataError, StateError
 from flatrock.core.files import write_atomic
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.tensorfile import digest
 from flatrock.data.catalog import load_data
+from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.certify import certify
@@ -29,6 +30,9 @@ from flatrock.recipes.build import check_fit
 from flatrock.recipes.restore import open_checkpoint, restored
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.surrogate import Source, facts
+
+# What a certificate says of its run, and the command line repeats.
+_TOLD = ("recipe", "data", "trained_with")
 
 
 def certify_run(
@@ -61,16 +65,18 @@ def certify_run(
     test = fair_subset(whole, limit)
     x = test.images(torch.arange(len(test)))
     target = path.with_name(f"{_stem(path, smoothing, len(test), seed)}.json")
-    identity = _identity(model, {"x": x, "y": test.y, "ids": test.ids}, smoothing, seed)
-    if resume and (known := _finished(target, identity)):
-        return known, target
+    identity = _identity(model, {"x": x, "y": test.y, "ids": test.ids}, smoothing, seed, device)
+    part = target.with_suffix(".part")
     about = {
         **birth_certificate(device=device, seed=seed, **facts(path, recipe, meta), train_seed=recipe.seed),
         "data": f"{test.name} test, {len(test)} of {len(whole)} samples",
         "trained_with": _training_noise(recipe),
         "asked": identity,
     }
-    ledger = Ledger(target.with_suffix(".part"), identity, resume=resume)
+    if resume and (known := _finished(target, about, smoothing, test)):
+        part.unlink(missing_ok=True)  # of a repetition that was stopped
+        return known, target
+    ledger = Ledger(part, identity, resume=resume)
     found = certify(
         model.to(device),
         x,
@@ -106,7 +112,9 @@ def _stem(path: Path, smoothing: Smoothing, samples: int, seed: int) -> str:
     return f"certificate-{path.stem}-sigma{s.sigma:g}-n{s.n0}+{s.n}-alpha{s.alpha:g}-samples{samples}-seed{seed}"
 
 
-def _identity(model: Classifier, data: Mapping[str, Tensor], smoothing: Smoothing, seed: int) -> dict[str, Any]:
+def _identity(
+    model: Classifier, data: Mapping[str, Tensor], smoothing: Smoothing, seed: int, device: torch.device | str
+) -> dict[str, Any]:
     """What must be the same for a certification to go on."""
     return {
         "model": weights_digest(model),
@@ -114,14 +122,27 @@ def _identity(model: Classifier, data: Mapping[str, Tensor], smoothing: Smoothin
         **asdict(smoothing),
         "seed": seed,
         "flatrock": VERSION,
+        "device": torch.device(device).type,
     }
 
 
-def _finished(target: Path, identity: Mapping[str, Any]) -> Certificate | None:
+def _finished(target: Path, about: Mapping[str, Any], smoothing: Smoothing, test: Dataset) -> Certificate | None:
+    """The certificate that answers this question, wherever it was computed; None if there is none."""
     if not target.is_file():
         return None
-    known = Certificate.from_json(target.read_text(), str(target))
-    return known if known.provenance.get("asked") == identity else None
+    known = Certificate.from_json(target.read_bytes(), str(target))
+    asked = known.provenance.get("asked")
+    if not isinstance(asked, dict) or {**asked, "device": None} != {**about["asked"], "device": None}:
+        return None
+    odd = [name for name in _TOLD if name not in known.provenance or known.provenance[name] != about[name]]
+    expected = {"smoothing": smoothing, "shape": test.input_shape}
+    odd += [name for name, value in expected.items() if getattr(known, name) != value]
+    odd += [
+        name for name, value in {"labels": test.y, "ids": test.ids}.items() if not getattr(known, name).equal(value)
+    ]
+    if odd:
+        raise StateError(f"{target} is damaged (wrong: {', '.join(odd)}); certify again, without --resume")
+    return known
 
 
 def _training_noise(recipe: Recipe) -> float | None:
