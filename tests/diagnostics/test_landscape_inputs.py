@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from flatrock.core.rng import Seed
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.input_landscape import random_signs, sign_gradient, walk_inputs
 from flatrock.diagnostics.ledger import Ledger
-from flatrock.diagnostics.surface import Landscape
+from flatrock.diagnostics.surface import CERTIFIED, Landscape
 
 AXIS = Axis(points=5, span=0.4)
 
@@ -84,6 +85,8 @@ def curve(*rows: list[float]) -> Landscape:
         axis=axis,
         values={"loss": values, "accuracy": values / 10},
         threat={"norm": "linf", "eps": 0.1},
+        identity={"data": "digest"},
+        provenance=dict.fromkeys(CERTIFIED, "known"),
     )
 
 
@@ -127,7 +130,20 @@ def test_records_survive_json_and_holes() -> None:
         ("sharpness", [7.0], "does not follow"),
         ("axis", [-1.0, 1.0], "odd number"),
         ("axis", [-1.0, -0.5, 0.0, 0.5, 1.0], "shapes"),
+        ("axis", "-1,0,1", "axis must be numbers"),
+        ("axis", [-1.0, "0", 1.0], "axis must be numbers"),
+        ("axis", [-1.0, 0.0, 2.0], "axis must be numbers"),
         ("kind", "weight-3d", "weight-1d or weight-2d"),
+        ("kind", ["weight-1d"], "not a flatrock landscape"),
+        ("threat", {}, "no 'norm'"),
+        ("threat", {"norm": "linf", "eps": "8/255"}, "a number eps"),
+        ("values", [], "values must be names"),
+        ("values", {"accuracy": [[0.1, 0.2, 0.1]]}, "its values lack loss"),
+        ("values", {"loss": [[3.0, 2.0, 3.0]]}, "its values lack accuracy"),
+        ("values", {"loss": [["x", 2.0, 3.0]], "accuracy": [[0.1, 0.2, 0.1]]}, "could not convert"),
+        ("provenance", {}, "its provenance lack run, checkpoint"),
+        ("identity", {}, "its identity lack data"),
+        ("identity", None, "identity must be names"),
     ],
 )
 def test_altered_records_are_refused(key: str, value: object, message: str) -> None:
@@ -135,6 +151,27 @@ def test_altered_records_are_refused(key: str, value: object, message: str) -> N
     d[key] = value
     with pytest.raises(StateError, match=message):
         Landscape.from_json(json.dumps(d), "a.json")
+
+
+def test_an_input_record_names_each_image() -> None:
+    d = json.loads(curve([3.0, 2.0, 3.0]).to_json())
+    surface = [[[1.0] * 3] * 3]
+    d.update(kind="input", values=dict.fromkeys(("loss", "accuracy", "margin"), surface), sharpness=[0.0])
+    with pytest.raises(StateError, match="0 samples for 1 surfaces"):
+        Landscape.from_json(json.dumps(d))
+    d["samples"] = [{"id": 3, "class": "cat"}]
+    assert Landscape.from_json(json.dumps(d)).count == 1
+
+
+def test_files_that_hold_no_text_are_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "a.json"
+    binary.write_bytes(b"\x89PNG\xff\x00")
+    with pytest.raises(StateError, match=r"a\.json is not a flatrock landscape \(it is not text\)"):
+        Landscape.from_file(binary)
+    with pytest.raises(StateError, match="there is no landscape"):
+        Landscape.from_file(tmp_path / "none.json")
+    with pytest.raises(StateError, match="could not read"):
+        Landscape.from_file(tmp_path)
 
 
 def test_what_is_no_record_is_refused() -> None:

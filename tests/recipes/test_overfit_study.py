@@ -86,6 +86,15 @@ def test_a_run_that_was_never_probed_is_no_study() -> None:
         replace(study, landscapes=())
 
 
+def test_an_epoch_counts_once_and_holes_do_not_count() -> None:
+    study = made_up()
+    with pytest.raises(StateError, match=r"one landscape per epoch, got epochs \[2, 2\]"):
+        replace(study, landscapes=study.landscapes[:1] * 2)
+    hole = replace(study, landscapes=(*study.landscapes[:3], landscape(5, float("nan"))))
+    assert len(hole.pairs) == 2
+    assert hole.to_dict()["sharpness"][-1] == [None, None]
+
+
 def test_the_picture_is_the_same_every_time(tmp_path: Path) -> None:
     studies = {"a": made_up(), "b": made_up()}
     first = draw_overfit(studies, tmp_path / "a.svg").read_bytes()
@@ -152,8 +161,41 @@ def test_the_command_draws_and_writes(run: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"o.png", "o.svg", "o.json"}
     written = json.loads((tmp_path / "o.json").read_text())
     assert written["schema"] == "flatrock.overfit/1"
-    assert written["runs"]["moons"]["kept"] == [2, 4, 4]
+    assert written["runs"]["moons"]["kept"] == [2, 4], "the last epoch was kept: once is enough"
     assert written["plan"]["span"] == 0.5
     bad = CliRunner().invoke(app, [*words, "--radius", "0"])
     assert bad.exit_code == 2
     assert "span must be a number above 0" in bad.output
+    for option, message in (("--which", "which names no checkpoint"), ("--out", "out must end in a name")):
+        refused = CliRunner().invoke(app, [*words, option, ""])
+        assert refused.exit_code == 2
+        assert message in refused.output
+
+
+def test_weights_without_a_finite_loss_are_told_and_written(run: Path, tmp_path: Path) -> None:
+    words = ["overfit", str(run), "--directions", "2", "--images", "20", "--attack", "pgd-2", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*words, "--radius", "1e30", "--out", str(tmp_path / "far")])
+    assert done.exit_code == 0, done.output
+    assert "not finite" in done.output
+    assert json.loads((tmp_path / "far.json").read_text())["runs"]["moons"]["sharpness"] == [[None, None]] * 2
+
+
+def test_runs_of_different_threats_are_refused_before_anything_is_measured(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    train_recipe(
+        "moons_at", folder=other, device="cpu", threat={"eps": 0.05}, train={"epochs": 1, "keep": {"every": 1}}
+    )
+    monkeypatch.setattr("flatrock.recipes.overfit.measure_landscape", None)
+    with pytest.raises(ConfigError, match=r"different threat .* eps 0\.05 .*other"):
+        study_runs([run, other], sharpness_plan(0.5, **QUICK))
+
+
+def test_a_run_named_by_a_dot_has_a_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    studies = study_runs([Path()], sharpness_plan(0.5, **QUICK))
+    assert list(studies) == ["moons"]
+    assert studies["moons"].landscapes[0].provenance["run"] == "moons"
+    with pytest.raises(ConfigError, match="told apart by the names"):
+        study_runs([Path(), run], sharpness_plan(0.5, **QUICK))

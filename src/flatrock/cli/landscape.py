@@ -7,22 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.core.device import pick_device
-from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
 from flatrock.diagnostics.surface import Landscape
 from flatrock.recipes.checkpoints import checkpoints
-from flatrock.recipes.landscape import measure_landscape
+from flatrock.recipes.landscape import check_comparable, measure_landscape
 from flatrock.recipes.landscape_plan import Plan
 from flatrock.reports.landscape import caption, check_alike, draw_curves, flatness_table, paired
 from flatrock.reports.landscape_page import draw_page
 from flatrock.reports.landscape_surfaces import draw_inputs, draw_surfaces
 
 AGAIN = "the same command with --resume goes on from the last finished point"
+
+# How far the table looks unless told, in filter norms.
+RADIUS = 0.5
 
 Sources = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="run folders, checkpoints, or .json landscapes measured before")
@@ -38,7 +42,9 @@ On = Annotated[str | None, typer.Option(help="train, held_out or test samples; t
 Images = Annotated[int | None, typer.Option(help="how many samples, equally many of each class; 1000, for inputs 4")]
 Ids = Annotated[str | None, typer.Option(help="images of an input landscape by their place in the data, e.g. 3,17")]
 AttackName = Annotated[str | None, typer.Option("--attack", help="made anew at every point; pgd-10, or none")]
-Radius = Annotated[str, typer.Option(help="how far from the middle the table looks, in filter norms")]
+Radius = Annotated[
+    str | None, typer.Option(help="how far from the middle the table looks, in filter norms; 0.5, or the span if less")
+]
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half (bfloat16), full")]
 BatchSize = Annotated[int | None, typer.Option(min=1)]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
@@ -59,7 +65,7 @@ def run(
     images: Images = None,
     ids: Ids = None,
     attack: AttackName = None,
-    radius: Radius = "0.5",
+    radius: Radius = None,
     precision: Precision = "auto",
     batch_size: BatchSize = None,
     data_dir: DataDir = None,
@@ -83,20 +89,30 @@ def run(
             batch_size=batch_size,
             precision=precision,
         )
-        at = _radius(plan, number(radius))
+        prefix = named(out) or beside(sources, f"landscape-{plan.kind}")
+        where = pick_device(device)
+        found = look(sources, plan, words(which), data_folder=data_dir)
+        at = _radius(plan, found, None if radius is None else number(radius))
         with TerminalProgress() as progress:
-            records = gather(
-                sources, plan, which, data_folder=data_dir, device=device, resume=resume, progress=progress
-            )
-        check_alike(records)
+            records = measured(found, plan, data_folder=data_dir, device=where, resume=resume, progress=progress)
         tell(records, at)
-        for file in draw(records, out or beside(sources, f"landscape-{plan.kind}"), at):
+        for file in draw(records, prefix, at):
             say(f"drew {file}")
 
 
 def words(text: str) -> list[str]:
-    """The words between commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """The checkpoints named between commas."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise ConfigError(f"which names no checkpoint, got {text!r}; name some, such as best,last or kept")
+    return found
+
+
+def named(out: Path | None) -> Path | None:
+    """Where figures go, if that is told; it must end in a name for them."""
+    if out is not None and out.name in ("", ".."):
+        raise ConfigError(f"out must end in a name for the figures, got {str(out)!r}; say --out figures/flatness")
+    return out
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -106,39 +122,51 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise ConfigError(f"ids are whole numbers with commas between them, got {text!r}") from error
 
 
-def _radius(plan: Plan, radius: float) -> float:
-    """How far the table looks; the grid must reach it."""
-    if plan.kind == "weight-1d" and not 0 < radius <= (plan.span or 1.0):
-        raise ConfigError(f"radius must lie in (0, {plan.span or 1.0:g}], the span of the grid, got {radius:g}")
+def _radius(plan: Plan, found: Sequence[Landscape | Path], radius: float | None) -> float:
+    """How far the table looks: RADIUS, or what is asked for; every grid must reach it."""
+    reach = min(item.axis[-1] if isinstance(item, Landscape) else plan.span or 1.0 for item in found)
+    if radius is None:
+        return min(RADIUS, reach)
+    if plan.kind == "weight-1d" and not 0 < radius <= reach:
+        raise ConfigError(f"radius must lie in (0, {reach:g}], the span of the grid, got {radius:g}")
     return radius
 
 
-def gather(
-    sources: Sequence[Path],
-    plan: Plan,
-    which: str,
-    *,
-    data_folder: Path | None,
-    device: str,
-    resume: bool,
-    progress: Progress,
-) -> list[Landscape]:
-    """One landscape per checkpoint meant; every source is looked at before the first is measured."""
-    names = words(which)
-    where = pick_device(device)
+def look(
+    sources: Sequence[Path], plan: Plan, which: Sequence[str], *, data_folder: Path | None
+) -> list[Landscape | Path]:
+    """The landscapes read and the checkpoints to measure; ConfigError if they could not be drawn together."""
     found: list[Landscape | Path] = []
     for source in sources:
         if source.suffix == ".json":
             found.append(_stored(source, plan))
         else:
-            found += checkpoints(source, names)
+            found += checkpoints(source, which)
+    stored = [item for item in found if isinstance(item, Landscape)]
+    if stored:
+        check_alike(stored)
+    files = [item for item in found if isinstance(item, Path)]
+    check_comparable(files, plan, stored=stored, data_folder=data_folder)
+    return found
+
+
+def measured(
+    found: Sequence[Landscape | Path],
+    plan: Plan,
+    *,
+    data_folder: Path | None,
+    device: torch.device,
+    resume: bool,
+    progress: Progress,
+) -> list[Landscape]:
+    """One landscape per checkpoint meant."""
     records = []
     for item in found:
         if isinstance(item, Landscape):
             records.append(item)
             continue
         record, file = measure_landscape(
-            item, plan, data_folder=data_folder, device=where, resume=resume, progress=progress
+            item, plan, data_folder=data_folder, device=device, resume=resume, progress=progress
         )
         progress.say(f"wrote {file}")
         records.append(record)
@@ -146,9 +174,7 @@ def gather(
 
 
 def _stored(file: Path, plan: Plan) -> Landscape:
-    if not file.is_file():
-        raise StateError(f"there is no landscape {file}")
-    record = Landscape.from_json(file.read_text(), str(file))
+    record = Landscape.from_file(file)
     if record.kind != plan.kind:
         raise ConfigError(f"{file} is a {record.kind} landscape; say --kind {record.kind}")
     return record

@@ -10,7 +10,19 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
-from flatrock.cli.landscape import AttackName, BatchSize, DataDir, Device, Images, On, Precision, Seed, beside, words
+from flatrock.cli.landscape import (
+    AttackName,
+    BatchSize,
+    DataDir,
+    Device,
+    Images,
+    On,
+    Precision,
+    Seed,
+    beside,
+    named,
+    words,
+)
 from flatrock.core.device import pick_device
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.numbers import number
@@ -48,6 +60,7 @@ def run(
 ) -> None:
     """Draw best and last robust accuracy and the robust generalization gap against sharpness over training."""
     with friendly("the same command goes on from the last finished point"):
+        prefix, names = named(out) or beside(runs, "overfit"), words(which)
         where = pick_device(device)
         plan = sharpness_plan(
             number(radius),
@@ -63,7 +76,7 @@ def run(
             studies = study_runs(
                 runs,
                 plan,
-                which=words(which),
+                which=names,
                 data_folder=data_dir,
                 device=where,
                 resume=not fresh,
@@ -71,7 +84,7 @@ def run(
             )
         show(overfit_table(studies))
         say("robust accuracy in percent; gap, train minus selection data, in points; sharpness in nats")
-        for line in _outcome(studies, plan, out or beside(runs, "overfit"), where):
+        for line in _outcome(studies, plan, prefix, where):
             say(line)
 
 

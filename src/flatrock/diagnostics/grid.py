@@ -36,6 +36,6 @@ class Axis:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The points; those left and right of the middle differ in sign alone."""
+        """The points; those left and right of the middle differ in sign alone, the last is the span itself."""
         last = self.points - 1
-        return tuple(self.span * (2 * i - last) / last for i in range(self.points))
+        return tuple(self.span * ((2 * i - last) / last) for i in range(self.points))

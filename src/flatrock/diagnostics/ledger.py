@@ -37,13 +37,13 @@ class Ledger:
             old = json.loads(lines[0])
             names = old.keys()
         except (ValueError, AttributeError, IndexError) as error:
-            raise StateError(f"{path} is damaged; start again without --resume") from error
+            raise StateError(f"{path} is damaged; delete it to start again") from error
         mine = json.loads(json_text(dict(identity)))
         if old != mine:
             odd = sorted(k for k in names | mine.keys() if old.get(k) != mine.get(k))
             raise StateError(
                 f"{path} belongs to another measurement (different: {', '.join(odd)}); "
-                "repeat its options, or start again without --resume"
+                "repeat its options, or delete it to start again"
             )
         for line in lines[1:]:
             try:
@@ -62,6 +62,10 @@ class Ledger:
         """What was measured under this key before."""
         return self._known.get(key)
 
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        """What was measured under this key; KeyError if nothing was."""
+        return self._known[key]
+
     def put(self, key: str, value: Mapping[str, Any]) -> None:
         """Keep a value; it is on disk when this returns."""
         self._known[key] = dict(value)
@@ -73,7 +77,7 @@ class Ledger:
                 f.flush()
                 os.fsync(f.fileno())
         except OSError as error:
-            raise StateError(f"could not write {self._path}: {error.strerror}; free space, then --resume") from error
+            raise StateError(f"could not write {self._path}: {error.strerror}; free space, then go on") from error
 
     def close(self) -> None:
         """Remove the file: its result is stored."""

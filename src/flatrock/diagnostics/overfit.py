@@ -9,7 +9,7 @@ import numpy as np
 
 from flatrock.core.errors import StateError
 from flatrock.core.records import EpochRecord, Run
-from flatrock.diagnostics.surface import Array, Landscape
+from flatrock.diagnostics.surface import Array, Landscape, plain
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Study:
     def __post_init__(self) -> None:
         if not self.probed or not self.landscapes:
             raise StateError(f"{self.run.folder} has no epoch that was probed for robust accuracy and kept; train on")
+        if len(set(self.epochs)) != len(self.epochs):
+            raise StateError(f"{self.run.folder}: one landscape per epoch, got epochs {self.epochs}; leave one out")
 
     @property
     def probed(self) -> list[EpochRecord]:
@@ -48,10 +50,10 @@ class Study:
 
     @property
     def pairs(self) -> Array:
-        """Rows of gap (a fraction) and mean sharpness, of the epochs that have both."""
+        """Rows of gap (a fraction) and mean sharpness, of the epochs that have both and are finite."""
         gaps = {r.epoch: r.gap for r in self.probed}
         rows = zip(self.epochs, self.rises.mean(1).tolist(), strict=True)
-        both = [(gap, rise) for epoch, rise in rows if (gap := gaps.get(epoch)) is not None]
+        both = [(gap, rise) for epoch, rise in rows if (gap := gaps.get(epoch)) is not None and np.isfinite(rise)]
         return np.array(both, dtype=np.float64).reshape(-1, 2)
 
     @property
@@ -65,7 +67,7 @@ class Study:
         return float(spearmanr(pairs[:, 0], pairs[:, 1]).statistic)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: what the figure shows."""
+        """Plain values: what the figure shows; None for a sharpness that is not finite."""
         best = self.run.best
         return {
             "epochs": [r.epoch for r in self.probed],
@@ -74,6 +76,6 @@ class Study:
             "gap": [r.gap for r in self.probed],
             "best_epoch": None if best is None else best.epoch,
             "kept": self.epochs,
-            "sharpness": self.rises.tolist(),
+            "sharpness": plain(self.rises),
             "correlation": None if np.isnan(self.correlation) else self.correlation,
         }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ from flatrock.core.files import json_text
 SCHEMA = "flatrock.landscape/1"
 # Dimensions of the surface behind each kind.
 KINDS = {"weight-1d": 1, "weight-2d": 2, "input": 2}
+# What tables and figures take from a record's values and provenance.
+NEEDED = {"weight-1d": ("loss", "accuracy"), "weight-2d": ("loss", "accuracy"), "input": ("loss", "accuracy", "margin")}
+CERTIFIED = ("run", "checkpoint", "epoch", "seed", "train_seed", "data", "precision")
 Array = NDArray[np.float64]
 
 
@@ -103,8 +108,8 @@ class Landscape:
                 "schema": SCHEMA,
                 "kind": self.kind,
                 "axis": list(self.axis),
-                "values": {name: _plain(array) for name, array in self.values.items()},
-                "sharpness": _plain(self.sharpness),
+                "values": {name: plain(array) for name, array in self.values.items()},
+                "sharpness": plain(self.sharpness),
                 "threat": dict(self.threat),
                 "attack": dict(self.attack),
                 "samples": [dict(s) for s in self.samples],
@@ -116,30 +121,72 @@ class Landscape:
         )
 
     @classmethod
+    def from_file(cls, path: Path) -> Landscape:
+        """Read a landscape from its file; StateError if it is not there, no text, damaged or of another schema."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise StateError(f"there is no landscape {path}") from error
+        except OSError as error:
+            raise StateError(f"could not read {path}: {error.strerror}; name a landscape-*.json file") from error
+        except UnicodeDecodeError as error:
+            raise StateError(f"{path} is not a flatrock landscape (it is not text); measure it again") from error
+        return cls.from_json(text, str(path))
+
+    @classmethod
     def from_json(cls, text: str, where: str = "landscape") -> Landscape:
         """Read a landscape back; StateError if it is damaged or of another schema."""
         try:
             d = json.loads(text)
             if d["schema"] != SCHEMA:
                 raise ValueError(f"schema {d['schema']!r}, expected {SCHEMA!r}")
+            _check_parts(d)
             found = cls(
                 kind=d["kind"],
-                axis=tuple(d["axis"]),
+                axis=tuple(float(a) for a in d["axis"]),
                 values={name: np.array(rows, dtype=np.float64) for name, rows in d["values"].items()},
                 samples=tuple(d["samples"]),
                 marks=tuple(d["marks"]),
                 **{name: d[name] for name in ("threat", "attack", "moved", "identity", "provenance")},
             )
             follows = np.allclose(found.sharpness, np.array(d["sharpness"], dtype=np.float64), equal_nan=True)
-        except (ValueError, KeyError, TypeError, StateError) as error:
+        except KeyError as error:
+            raise StateError(f"{where} is not a flatrock landscape (it has no {error}); measure it again") from error
+        except (ValueError, TypeError, AttributeError, RecursionError, StateError) as error:
             raise StateError(f"{where} is not a flatrock landscape ({error}); measure it again") from error
         if not follows:
             raise StateError(f"{where}: its sharpness does not follow from its losses; measure it again")
         return found
 
 
-def _plain(array: Array) -> list[Any]:
-    """Nested lists with None for NaN: JSON has none."""
+def _check_parts(d: Mapping[str, Any]) -> None:
+    """ValueError (or KeyError) unless what tables and figures take from a record is there and of its kind."""
+    for name in ("values", "threat", "attack", "moved", "identity", "provenance"):
+        if not isinstance(d[name], dict):
+            raise ValueError(f"{name} must be names with values, got {d[name]!r}")
+    axis = d["axis"]
+    if (
+        not isinstance(axis, list)
+        or not all(_is_number(a) for a in axis)
+        or any(a != -b for a, b in zip(axis, axis[::-1], strict=True))
+    ):
+        raise ValueError(f"axis must be numbers on both sides of 0, got {axis!r}")
+    if not isinstance(d["threat"]["norm"], str) or not _is_number(d["threat"]["eps"]):
+        raise ValueError(f"threat must have a norm and a number eps, got {d['threat']!r}")
+    needed = {"values": NEEDED.get(d["kind"], ()), "provenance": CERTIFIED, "identity": ("data",)}
+    for part, names in needed.items():
+        if missing := [name for name in names if name not in d[part]]:
+            raise ValueError(f"its {part} lack {', '.join(missing)}")
+    if d["kind"] == "input" and len([(s["id"], s["class"]) for s in d["samples"]]) != len(d["values"]["loss"]):
+        raise ValueError(f"{len(d['samples'])} samples for {len(d['values']['loss'])} surfaces")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def plain(array: Array) -> list[Any]:
+    """Nested lists with None for NaN and infinity: JSON has none."""
     cells = array.astype(object)
     cells[~np.isfinite(array)] = None
     rows: list[Any] = cells.tolist()

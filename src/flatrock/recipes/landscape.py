@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatrock.attacks.catalog import describe
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
@@ -33,6 +33,7 @@ from flatrock.diagnostics.weight_landscape import MIDDLE, place, walk_weights, w
 from flatrock.evaluation.surrogate import weights_digest
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
+from flatrock.recipes.check import validate
 from flatrock.recipes.landscape_plan import Plan
 from flatrock.recipes.part import data_part
 from flatrock.recipes.restore import open_checkpoint, restored
@@ -56,6 +57,11 @@ class Subject:
     whole: int
     axis: Axis
     device: torch.device
+
+    @property
+    def run(self) -> str:
+        """The name of the run's folder, however it was written."""
+        return self.path.resolve().parent.name
 
     @property
     def x(self) -> Tensor:
@@ -83,14 +89,14 @@ def measure_landscape(
     size = plan.batch_size or (GPU_BATCH if subject.device.type == "cuda" else CPU_BATCH)
     identity = _identity(subject, plan, size, half=half and plan.kind != "input")
     if resume and target.is_file():
-        known = Landscape.from_json(target.read_text(), str(target))
+        known = Landscape.from_file(target)
         if known.identity == json.loads(json_text(identity)):
             part.unlink(missing_ok=True)  # of a repetition that was stopped
             return known, target
     ledger = Ledger(part, identity, resume=resume)
     begun, before = time.monotonic(), len(ledger)
     total = _units(subject, plan)
-    listener.begin(f"{plan.kind} landscape of {checkpoint.parent.name}/{checkpoint.stem}", total, before)
+    listener.begin(f"{plan.kind} landscape of {subject.run}/{checkpoint.stem}", total, before)
     try:
         found = _walked(subject, plan, ledger, listener, size, half=half)
     finally:
@@ -107,13 +113,70 @@ def _subject(checkpoint: Path, plan: Plan, folder: Path | None, device: torch.de
     model, recipe = restored(path, tensors, meta)
     whole = data_part(recipe, plan.on or "", folder)
     check_fit(model, whole)
-    data = fair_subset(whole, plan.images) if plan.ids is None else _chosen(whole, plan.ids)
+    if list(whole.class_names) != meta["class_names"]:
+        raise DataError(
+            f"the data have classes {list(whole.class_names)}, the model has {meta['class_names']}; "
+            "put back the data it was trained on"
+        )
+    data = _samples_of(whole, plan)
     threat = build_threat(recipe)
     model.to(device)
     if device.type == "cuda" and len(model.input_shape) == 3:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     axis = plan.axis(threat, whole.x[0].numel())
     return Subject(path, model, recipe, facts(path, recipe, meta), threat, data, len(whole), axis, device)
+
+
+def _samples_of(whole: Dataset, plan: Plan) -> Dataset:
+    return fair_subset(whole, plan.images) if plan.ids is None else _chosen(whole, plan.ids)
+
+
+def _said(plan: Plan, data: Dataset, whole: int) -> str:
+    """Which samples these are, in words."""
+    return f"{data.name} {(plan.on or '').replace('_', '-')}, {len(data)} of {whole} samples"
+
+
+def _fingerprint(data: Dataset) -> str:
+    x = data.images(torch.arange(len(data)))
+    return digest({"x": x.cpu().contiguous(), "y": data.y.cpu()}, "")
+
+
+def check_comparable(
+    files: Sequence[Path], plan: Plan, *, stored: Sequence[Landscape] = (), data_folder: Path | None = None
+) -> None:
+    """ConfigError if landscapes of these checkpoints could not be drawn together, told before any is measured.
+
+    Threats and samples follow from the recipes; `stored` are landscapes to be drawn beside them.
+    """
+    opened = {meta["recipe_hash"]: (path, meta) for path, _, meta in map(open_checkpoint, files)}
+    recipes = {path: validate(meta["recipe"], f"the recipe stored in {path}") for path, meta in opened.values()}
+    if len(recipes) + len(stored) < 2:
+        return
+    threats = [(str(path), build_threat(recipe)) for path, recipe in recipes.items()]
+    told = [(at, f"{t.norm} eps {t.eps:.6g}") for at, t in threats]
+    _agree("threat", told + [(_name(r), f"{r.threat['norm']} eps {r.threat['eps']:.6g}") for r in stored])
+    samples: dict[str, str] = {}
+    for recipe in recipes.values():
+        if repr(recipe.data) not in samples:
+            whole = data_part(recipe, plan.on or "", data_folder)
+            data = _samples_of(whole, plan)
+            samples[repr(recipe.data)] = f"{_said(plan, data, len(whole))} ({_fingerprint(data)[:8]})"
+    told = [(str(path), samples[repr(recipe.data)]) for path, recipe in recipes.items()]
+    _agree("data", told + [(_name(r), f"{r.provenance['data']} ({str(r.identity['data'])[:8]})") for r in stored])
+
+
+def _name(record: Landscape) -> str:
+    return f"record of {record.provenance['run']}"
+
+
+def _agree(what: str, told: Sequence[tuple[str, str]]) -> None:
+    (first, mine), *others = told
+    for other, theirs in others:
+        if theirs != mine:
+            raise ConfigError(
+                f"landscapes of different {what} are not drawn at one scale: {mine} ({first}) and {theirs} ({other}); "
+                "look at them one by one"
+            )
 
 
 def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
@@ -128,10 +191,9 @@ def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
 
 def _identity(subject: Subject, plan: Plan, batch_size: int, *, half: bool) -> dict[str, Any]:
     """What must be the same for a measurement to go on."""
-    x, y = subject.data.images(torch.arange(len(subject.data))), subject.data.y
     return {
         "model": weights_digest(subject.model),
-        "data": digest({"x": x.cpu().contiguous(), "y": y.cpu()}, ""),
+        "data": _fingerprint(subject.data),
         "plan": plan.described(),
         "axis": list(subject.axis.values),
         "threat": [subject.threat.norm, subject.threat.eps],
@@ -184,16 +246,17 @@ def _walked(
 
 def _weight_values(ledger: Ledger, count: int, dimensions: int, axis: Axis) -> dict[str, Array]:
     shape = (count, *[axis.points] * dimensions)
-    values = {name: np.empty(shape) for name in ledger.get(MIDDLE) or {}}
+    values = {name: np.full(shape, np.nan) for name in ledger[MIDDLE]}
     for at in np.ndindex(*shape):
         middle = all(i == axis.middle for i in at[1:])
-        for name, value in (ledger.get(MIDDLE if middle else place(*at)) or {}).items():
-            values[name][at] = np.nan if value is None else value
+        reading = ledger[MIDDLE if middle else place(*at)]
+        for name, array in values.items():
+            array[at] = np.nan if reading[name] is None else reading[name]
     return values
 
 
 def _input_values(ledger: Ledger, count: int, axis: Axis) -> dict[str, Array]:
-    rows = [[ledger.get(f"{k}/{i}") or {} for i in range(axis.points)] for k in range(count)]
+    rows = [[ledger[f"{k}/{i}"] for i in range(axis.points)] for k in range(count)]
     names = ("loss", "accuracy", "margin")
     return {name: np.array([[row[name] for row in image] for image in rows], dtype=np.float64) for name in names}
 
@@ -211,10 +274,10 @@ def _certified(
     certificate = birth_certificate(
         device=subject.device,
         seed=plan.seed,
-        run=subject.path.parent.name,
+        run=subject.run,
         **subject.facts,
         train_seed=subject.recipe.seed,
-        data=f"{subject.data.name} {(plan.on or '').replace('_', '-')}, {len(subject.data)} of {subject.whole} samples",
+        data=_said(plan, subject.data, subject.whole),
         precision=identity["precision"],
         batch_size=identity["batch_size"],
         **about,

@@ -7,6 +7,7 @@ from typing import Any
 
 from flatrock.attacks.catalog import parse_attack
 from flatrock.core.errors import ConfigError
+from flatrock.core.files import json_text, sha256
 from flatrock.core.options import choose, count
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
@@ -86,14 +87,15 @@ class Plan:
     def described(self) -> dict[str, Any]:
         """Plain values, without what does not change the question."""
         kept = {k: v for k, v in asdict(self).items() if k not in ("batch_size", "precision")}
-        return {**kept, "ids": None if self.ids is None else list(self.ids)}
+        span = None if self.span is None else float(self.span)
+        return {**kept, "span": span, "ids": None if self.ids is None else list(self.ids)}
 
     def stem(self, checkpoint: str) -> str:
-        """The name of its files beside a checkpoint: what tells one landscape of it from another."""
+        """The name of its files beside a checkpoint: the main words, and a digest of all that was asked."""
         which = f"{self.on}{self.images}" if self.ids is None else f"{self.on}-" + "+".join(map(str, self.ids))[:40]
         words = [f"landscape-{checkpoint}-{self.kind}", which, f"p{self.points}"]
-        if self.span not in (None, 1.0):
+        if self.span != DEFAULTS[self.kind].get("span"):
             words.append(f"span{self.span:g}")
         if self.kind != "input":
             words += [f"d{self.directions}", str(self.attack).replace(":", "_").replace("/", "_")]
-        return "-".join([*words, f"seed{self.seed}"])
+        return "-".join([*words, f"seed{self.seed}", sha256(json_text(self.described()))[:8]])

@@ -12,8 +12,9 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.diagnostics.overfit import Study
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.checkpoints import KEPT, checkpoints
-from flatrock.recipes.landscape import measure_landscape
+from flatrock.recipes.landscape import check_comparable, measure_landscape
 from flatrock.recipes.landscape_plan import Plan
+from flatrock.recipes.restore import open_checkpoint
 
 
 def sharpness_plan(radius: float = 0.5, **options: object) -> Plan:
@@ -41,6 +42,15 @@ class _Share(Silent):
         self.advance(self._left, note)
 
 
+def _one_per_epoch(files: Sequence[Path]) -> list[Path]:
+    """The files without a second one of the same epoch, such as last beside the last epoch kept."""
+    chosen: dict[int, Path] = {}
+    for file in files:
+        meta = open_checkpoint(file)[2]
+        chosen.setdefault(meta["record"]["epoch"] if "record" in meta else meta["epoch"], file)
+    return list(chosen.values())
+
+
 def study_runs(
     folders: Sequence[Path],
     plan: Plan,
@@ -55,14 +65,15 @@ def study_runs(
 
     With `resume`, landscapes measured before are read, and one that was stopped goes on.
     """
-    names = [folder.name for folder in folders]
+    names = [folder.resolve().name for folder in folders]
     if len(set(names)) != len(names):
         raise ConfigError(f"runs are told apart by the names of their folders; got {names}")
     files = {}
     for folder in folders:
         if folder.is_file():
             raise StateError(f"{folder} is a file; a study needs the run folder, with all its epochs")
-        files[folder] = checkpoints(folder, which)
+        files[folder] = _one_per_epoch(checkpoints(folder, which))
+    check_comparable([file for found in files.values() for file in found], plan, data_folder=data_folder)
     listener, points = progress or Silent(), 1 + 2 * (plan.directions or 1)
     listener.begin("sharpness of kept weights", points * sum(map(len, files.values())))
     studies = {}
@@ -74,10 +85,10 @@ def study_runs(
                 record, _ = measure_landscape(
                     file, plan, data_folder=data_folder, device=device, resume=resume, progress=share
                 )
-                share.finish(f"{folder.name} {file.stem}")
+                share.finish(f"{folder.resolve().name} {file.stem}")
                 measured.append(record)
             measured.sort(key=lambda record: int(record.provenance["epoch"]))
-            studies[folder.name] = Study(RunFolder(folder).run(), tuple(measured))
+            studies[folder.resolve().name] = Study(RunFolder(folder).run(), tuple(measured))
     finally:
         listener.end()
     return studies

@@ -39,7 +39,7 @@ def _question(record: Landscape) -> dict[str, Any]:
     about = record.provenance
     return {
         "kind": record.kind,
-        "axis": record.axis,
+        "axis": tuple(float(f"{a:.12g}") for a in record.axis),
         "threat": dict(record.threat),
         "attack": dict(record.attack),
         "data": about.get("data"),
@@ -185,15 +185,19 @@ def draw_curves(records: Sequence[Landscape], path: Path, *, at: float = 0.5) ->
     dress(loss, f"{kind} loss", step, "cross-entropy, nats")
     dress(near, f"its rise above the middle, to {at:g}", step, "loss minus loss at 0, nats")
     dress(accuracy, "robust accuracy" if first.attack else "clean accuracy", step, "percent")
-    loss.set_ylim(0, ROOM * max(float(np.nanmax(r.loss.mean(0))) for r in records))
+    loss.set_ylim(0, ROOM * highest([r.loss.mean(0) for r in records]) or 1.0)
     inside = [abs(a) <= at * (1 + 1e-9) for a in first.axis]
     near.set_xlim(-at, at)
-    tops = [r.rise[:, inside] for r in records]
-    low = min(float(np.nanmin(t.mean(0))) for t in tops)
-    near.set_ylim(min(0.0, low) - 0.02, ROOM * max(float(np.nanmax(t.mean(0))) for t in tops) + 0.02)
+    means = [r.rise[:, inside].mean(0) for r in records]
+    near.set_ylim(-highest([-mean for mean in means]) - 0.02, ROOM * highest(means) + 0.02)
     accuracy.set_ylim(-1, 101)
     loss.legend(frameon=False, fontsize=8, title="mean over directions", title_fontsize=8)
     return finish(figure, caption(records), path)
+
+
+def highest(arrays: Sequence[Array]) -> float:
+    """The largest finite value above 0; 0 if there is none."""
+    return max(float(np.max(array, initial=0.0, where=np.isfinite(array))) for array in arrays)
 
 
 def _family(axes: Axes, x: Sequence[float], rows: Array, label: str, style: dict[str, Any]) -> None:

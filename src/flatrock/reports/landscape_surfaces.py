@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatrock.diagnostics.surface import Array, Landscape
-from flatrock.reports.landscape import caption, check_alike, labels
+from flatrock.reports.landscape import caption, check_alike, highest, labels
 from flatrock.reports.style import SURFACE, blank, finish
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEVELS = 15
+# Surfaces that rise less than this are flat: rounding, not a shape.
+FLAT = 1e-12
 
 
 def draw_surfaces(records: Sequence[Landscape], path: Path) -> Path:
     """Relative surfaces |g(a, b) - g(0, 0)| of weight landscapes: in relief above, as contours below."""
     check_alike(records)
     shown = [(name, record, k) for name, record in zip(labels(records), records, strict=True) for k in _few(record)]
-    top = max(float(np.nanmax(np.abs(record.rise))) for record in records)
+    top = _top([np.abs(record.rise) for record in records])
     figure = blank(max(3.3 * len(shown) + 1.2, 5.2), 6.9)
     grid = figure.add_gridspec(2, len(shown))
     for column, (name, record, k) in enumerate(shown):
@@ -38,6 +40,12 @@ def draw_surfaces(records: Sequence[Landscape], path: Path) -> Path:
     return finish(figure, caption(records), path)
 
 
+def _top(surfaces: Sequence[Array]) -> float:
+    """The upper end of the scale; 1 where nothing rises, or nothing is finite, so that there is a scale at all."""
+    top = highest(surfaces)
+    return top if top > FLAT else 1.0
+
+
 def _few(record: Landscape) -> range:
     return range(min(record.count, 3))
 
@@ -46,7 +54,7 @@ def draw_inputs(records: Sequence[Landscape], path: Path) -> Path:
     """Loss of each image (a row) in each network (a column); a white line is where the answer turns wrong."""
     check_alike(records)
     samples = records[0].samples
-    top = max(float(np.nanmax(record.loss)) for record in records)
+    top = _top([record.loss for record in records])
     figure = blank(max(3.0 * len(records) + 1.4, 5.2), 2.9 * len(samples) + 0.9)
     grid = figure.subplots(len(samples), len(records), squeeze=False, sharex=True, sharey=True)
     for column, (name, record) in enumerate(zip(labels(records), records, strict=True)):
@@ -87,7 +95,10 @@ def _norm(top: float) -> Any:
 def _contours(axes: Any, axis: Sequence[float], surface: Array, top: float) -> Any:
     levels = top * np.linspace(0, 1, LEVELS + 1) ** 2
     drawn = axes.contourf(axis, axis, surface, levels=levels, cmap=SURFACE, norm=_norm(top))
-    axes.contour(axis, axis, surface, levels=levels[1:-1], colors="black", linewidths=0.3, alpha=0.5)
+    if float(np.nanmax(surface, initial=0.0)) > levels[1]:
+        axes.contour(axis, axis, surface, levels=levels[1:-1], colors="black", linewidths=0.3, alpha=0.5)
+    if not np.isfinite(surface).any():
+        axes.text(0.5, 0.6, "no finite value", transform=axes.transAxes, ha="center", fontsize=9)
     axes.plot(0, 0, "+", color="white", markersize=7)
     axes.set_aspect("equal")
     axes.tick_params(labelsize=8)
