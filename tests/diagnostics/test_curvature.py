@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +30,23 @@ def record() -> CurvatureRecord:
         losses={"clean": found, "adversarial": anew},
         threat={"norm": "linf", "eps": 0.1},
         attack={"name": "pgd-2", "steps": 2},
-        settings={"probes": 2},
+        settings={**asdict(QUICK), "beta": 24},
         marks=("test-selected",),
-        provenance={"run": "a", "seed": 0},
+        provenance={"run": "a", "checkpoint": "best.safetensors", "data": "some", "precision": "double", "seed": 0},
     )
+
+
+class Huge(nn.Module):
+    """Weights whose squared norm is no number, and logits that hardly feel them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3, bias=False).double()
+        with torch.no_grad():
+            self.fc.weight.fill_(1e200)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e-200 * self.fc(x)
 
 
 class Listener:
@@ -217,15 +231,80 @@ def test_records_survive_json() -> None:
     assert isinstance(read.losses["clean"].whole.trace, Estimate)
 
 
-@pytest.mark.parametrize("damage", ["", "{}", "[]", '{"schema": "flatrock.result/2"}', "losses"])
-def test_damaged_records_are_refused(damage: str) -> None:
-    text = damage
-    if damage == "losses":
-        values = json.loads(record().to_json())
-        del values["losses"]["clean"]["whole"]["trace"]
-        text = json.dumps(values)
+@pytest.mark.parametrize(
+    "damage", ["", "{}", "[]", "3", '{"schema": "flatrock.result/2"}', b"\x89PNG\r\n\x1a\n\xff", "[" * 100_000]
+)
+def test_what_is_no_record_is_refused(damage: str | bytes) -> None:
     with pytest.raises(StateError, match=r"x\.json is not a record of curvature"):
-        CurvatureRecord.from_json(text, "x.json")
+        CurvatureRecord.from_json(damage, "x.json")
+
+
+WHOLE = ("losses", "clean", "whole")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "fault"),
+    [
+        ((*WHOLE, "trace"), None, "NoneType"),
+        ((*WHOLE, "trace", "value"), "7", "expected a finite number, got '7'"),
+        ((*WHOLE, "trace", "value"), float("nan"), "expected a finite number, got nan"),
+        ((*WHOLE, "trace", "value"), 7.0, "does not follow from its trace and square"),
+        ((*WHOLE, "trace", "value"), 10**400, "too large"),
+        ((*WHOLE, "trace", "error"), -1.0, "expected a finite number >= 0, got -1"),
+        ((*WHOLE, "count"), 7, "does not follow"),
+        (("losses", "clean", "layers"), [["0", {}]], "it lacks 'count'"),
+        (("losses", "clean", "method"), "guess", "unknown method 'guess'"),
+        (("losses", "clean", "loss"), 0.0, "PAC-Bayes terms are not those of a loss of 0"),
+        (("losses", "clean", "spectrum", "nodes"), [], "first Lanczos run"),
+        (("losses", "clean", "awp", "gamma"), 0.5, "the clean loss was measured with other settings"),
+        (("losses", "adversarial"), None, "NoneType"),
+        (("settings",), {}, "it lacks 'trace'"),
+        (("settings", "rho"), "x", "rho must be a number >= 0, got 'x'"),
+        (("settings", "sigma0"), "x", "sigma0 must be a number > 0, got 'x'"),
+        (("settings", "hue"), 1, "unknown settings hue"),
+        (("threat", "eps"), "8/255", "expected a finite number"),
+        (("attack",), {}, "it lacks 'name'"),
+        (("provenance", "run"), 3, "expected text as run, got 3"),
+    ],
+)
+def test_altered_records_are_refused(where: tuple[str, ...], value: object, fault: str) -> None:
+    values: dict[str, Any] = json.loads(record().to_json())
+    inner = values
+    for name in where[:-1]:
+        inner = inner[name]
+    inner[where[-1]] = value
+    with pytest.raises(StateError, match=rf"x\.json is not a record of curvature \(.*{fault}"):
+        CurvatureRecord.from_json(json.dumps(values), "x.json")
+
+
+def test_layers_must_add_up() -> None:
+    values = json.loads(record().to_json())
+    found = values["losses"]["clean"]
+    left_out = {**found, "layers": found["layers"][1:]}
+    with pytest.raises(ValueError, match="other parameters than the whole"):
+        Curvature.from_dict(left_out)
+    twice = {**found, "layers": [found["layers"][0], *found["layers"][:2]]}
+    with pytest.raises(ValueError, match="other parameters than the whole"):
+        Curvature.from_dict(twice)
+    stored = record().losses["clean"]
+    first = stored.layers["0"]
+    moved = replace(first, trace=replace(first.trace, value=first.trace.value + 1))
+    with pytest.raises(ValueError, match="do not add up"):
+        replace(stored, layers={**stored.layers, "0": moved}).check()
+
+
+def test_numbers_that_are_not_finite_are_named() -> None:
+    x, y = samples((3,), 3)
+    with pytest.raises(ModelError, match=r"curvature: pac_bayes .* not finite.*--precision double"):
+        curvature(Huge(), x, y, beta=24, settings=QUICK)
+
+
+def test_steps_too_long_leave_a_record() -> None:
+    x, y = samples((3,), 3)
+    long = replace(QUICK, gamma=1e30, rho=1e30)
+    found = curvature(dense_net().float(), x.float(), y, beta=24, settings=long)
+    assert (found.awp.rise, found.sam.rise) == (None, None)
+    assert Curvature.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
 
 
 @pytest.mark.gpu

@@ -81,6 +81,12 @@ def test_scales_must_be_positive(name: str, value: float) -> None:
         terms(**{name: value})
 
 
+@pytest.mark.parametrize(("name", "value"), [("sigma0", 1e-200), ("sigma0", 1e200), ("beta", 1e-300), ("beta", 1e60)])
+def test_scales_whose_squares_are_no_numbers_are_named(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"PAC-Bayes {name} must lie between 1e-50 and 1e.50, got"):
+        terms(**{name: value})
+
+
 def test_they_survive_json() -> None:
     found = terms()
     assert PacBayes.from_dict(dataclasses.asdict(found)) == found

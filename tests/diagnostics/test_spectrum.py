@@ -51,6 +51,16 @@ def test_errors_bound_the_distance_to_an_eigenvalue(steps: int) -> None:
     assert float(found.errors.max()) > 1e-3  # most have not converged, and say so
 
 
+def test_errors_are_those_of_lanczos_and_not_of_the_products() -> None:
+    """A product that is off by some symmetric noise moves eigenvalues, and no residual in these products shows it."""
+    off = 1e-4 * symmetric(torch.linspace(-1, 1, SIZE), seed=9)
+    found = lanczos(MATRIX + off, start(), steps=40)
+    moved = float((found.values[-1] - 9).abs())
+    assert float(found.errors[-1]) < moved < 1e-4
+    single = lanczos(MATRIX.float(), start().float(), steps=40)
+    assert single.errors[-1] == pytest.approx(torch.finfo(torch.float32).eps * 9, rel=1e-5)
+
+
 def test_no_eigenvalue_comes_back_as_a_copy() -> None:
     """Without reorthogonalisation the large, early eigenvalues return several times within 200 steps."""
     found = lanczos(MATRIX.float(), start().float(), steps=SIZE)
@@ -124,6 +134,24 @@ def test_seeds_and_json() -> None:
     one, two, other = (spectrum(MATRIX, runs=2, steps=6, top=2, seed=Seed(s)) for s in (0, 0, 1))
     assert one == two != other
     assert Spectrum.from_dict(json.loads(json.dumps(dataclasses.asdict(one)))) == one
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "fault"),
+    [
+        ("largest", [], "not those of the first Lanczos run"),
+        ("smallest", [[-5.0, 0.1]], "not those of the first Lanczos run"),
+        ("weights", [0.1], "do not belong to its nodes"),
+        ("nodes", ["x"], "expected a finite number, got 'x'"),
+        ("runs", 0, "expected a whole number >= 1, got 0"),
+    ],
+)
+def test_parts_that_do_not_belong_together(part: str, value: object, fault: str) -> None:
+    found = dataclasses.asdict(spectrum(MATRIX, runs=2, steps=6, top=2, seed=Seed(0)))
+    with pytest.raises(ValueError, match=fault):
+        Spectrum.from_dict({**found, part: value})
+    with pytest.raises(ValueError, match="add up to 1"):
+        Spectrum.from_dict({**found, "weights": [2 * w for w in found["weights"]]})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.cli.main import app
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Linf
 from flatrock.data.split import fair_subset
@@ -27,7 +27,7 @@ from flatrock.engine.folder import OWN_FILE
 from flatrock.recipes.checkpoints import checkpoints
 from flatrock.recipes.curvature import Sampling, measure_curvature, planned_curvature
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.part import data_part
+from flatrock.recipes.part import check_classes, data_part
 from flatrock.recipes.restore import load
 from flatrock.recipes.train import train_recipe
 
@@ -153,6 +153,9 @@ def test_without_layers_there_is_no_picture_of_them(run: Path, tmp_path: Path) -
         (("--steps", "6"), "6 Lanczos steps cannot give 5 eigenvalues at each end; use at least 10 steps"),
         (("--trace", "magic"), "unknown curvature trace 'magic'"),
         (("--sigma0", "0"), "sigma0 must be a number > 0"),
+        (("--sigma0", "1e-200"), "sigma0 must lie between 1e-50 and 1e+50"),
+        (("--sigma0", "1e200"), "sigma0 must lie between 1e-50 and 1e+50"),
+        (("--out", ""), "--out '.' names no file"),
         (("--rho", "-1"), "rho must be a number >= 0"),
     ],
 )
@@ -167,10 +170,25 @@ def test_bad_words_are_one_message(run: Path, words: tuple[str, ...], fault: str
 def test_sources_that_are_not_there(run: Path, tmp_path: Path) -> None:
     assert "there is no run folder or checkpoint" in call(tmp_path / "nowhere").output
     assert "there is no record" in call(tmp_path / "x.json").output
-    (tmp_path / "x.json").write_text(json.dumps({"schema": "other"}))
-    done = call(tmp_path / "x.json")
-    assert done.exit_code == 2
-    assert "is not a record of curvature" in done.output
+    for content in (json.dumps({"schema": "other"}).encode(), b"\x89PNG\xff\xfe", b""):
+        (tmp_path / "x.json").write_bytes(content)
+        done = call(tmp_path / "x.json")
+        assert done.exit_code == 2
+        assert "is not a record of curvature" in " ".join(done.output.split())
+
+
+def test_stored_results_can_be_read() -> None:
+    files = sorted((Path(__file__).parents[2] / "results" / "curvature").glob("*.json"))
+    assert len(files) == 5
+    for file in files:
+        assert CurvatureRecord.from_json(file.read_bytes(), file.name).provenance["run"] == file.stem
+
+
+def test_data_of_other_classes_are_refused() -> None:
+    data = data_part(load_recipe("digits_at", {}), "test")
+    check_classes(data, {"class_names": list(data.class_names)})
+    with pytest.raises(DataError, match=r"the data have classes .* the model has \['cat', 'dog'\].*--data-dir"):
+        check_classes(data, {"class_names": ["cat", "dog"]})
 
 
 def test_records_of_other_samples_are_not_compared(run: Path, measured: tuple[CurvatureRecord, Path]) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.core.device import pick_device
-from flatrock.core.errors import StateError
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.numbers import number
 from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
@@ -96,6 +96,11 @@ def run(
             rho=number(rho),
             sigma0=number(sigma0),
         )
+        if out is not None and not out.name:
+            raise ConfigError(
+                f"--out {str(out)!r} names no file: figures are OUT-spectrum.png and OUT-layers.png; "
+                "give the beginning of their names, such as figures/curvature"
+            )
         scale = None if beta is None else number(beta)
         records = _gathered(sources, which, sampling, settings, beta=scale, data_folder=data_dir, device=device)
         _tell(records)
@@ -144,7 +149,11 @@ def _gathered(
 def _read(file: Path) -> CurvatureRecord:
     if not file.is_file():
         raise StateError(f"there is no record {file}")
-    return CurvatureRecord.from_json(file.read_text(), str(file))
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise StateError(f"cannot read {file}: {error.strerror or error}") from error
+    return CurvatureRecord.from_json(content, str(file))
 
 
 def _tell(records: Sequence[CurvatureRecord]) -> None:

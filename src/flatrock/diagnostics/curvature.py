@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -10,10 +11,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.options import choose, count, weight
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import Seed
+from flatrock.diagnostics.estimate import real, whole
 from flatrock.diagnostics.exact import exact_curvature
 from flatrock.diagnostics.hessian import Hessian, Operator, by_layer, still
 from flatrock.diagnostics.moments import Moments, moments, products, with_trace_of
@@ -95,19 +97,35 @@ class Curvature:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Curvature:
-        """Inverse of to_dict."""
-        return cls(
-            loss=float(values["loss"]),
-            method=str(values["method"]),
+        """Inverse of to_dict; ValueError if its parts do not belong together."""
+        found = cls(
+            loss=real(values["loss"]),
+            method=values["method"],
             whole=Moments.from_dict(values["whole"]),
-            layers={name: Moments.from_dict(found) for name, found in values["layers"]},
+            layers={str(name): Moments.from_dict(found) for name, found in values["layers"]},
             spectrum=Spectrum.from_dict(values["spectrum"]),
             awp=AwpRise.from_dict(values["awp"]),
             sam=SamRise.from_dict(values["sam"]),
             pac_bayes=PacBayes.from_dict(values["pac_bayes"]),
-            products=int(values["products"]),
-            seconds=float(values["seconds"]),
+            products=whole(values["products"]),
+            seconds=real(values["seconds"], least=0),
         )
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """ValueError if trace, layers and PAC-Bayes do not say the same."""
+        trace, parts = self.whole.trace.value, self.layers.values()
+        if self.method not in METHODS[1:]:
+            raise ValueError(f"unknown method {self.method!r}")
+        if parts and sum(part.count for part in parts) != self.whole.count:
+            raise ValueError("the layers have other parameters than the whole")
+        size = math.fsum(abs(part.trace.value) for part in parts)
+        if parts and abs(math.fsum(part.trace.value for part in parts) - trace) > 1e-6 * size:
+            raise ValueError(f"the traces of the layers do not add up to that of the whole, {trace}")
+        terms = self.pac_bayes
+        if terms.risk != self.loss or not math.isclose(terms.trace.value, terms.sigma0**2 / 2 * trace, rel_tol=1e-6):
+            raise ValueError(f"the PAC-Bayes terms are not those of a loss of {self.loss} and a trace of {trace}")
 
 
 def curvature(
@@ -197,7 +215,9 @@ class _Measurement:
             diagonal=diagonal,
         )
         spent = time.perf_counter() - begun
-        return Curvature(loss, self.method, whole, layers, ends, awp, sam, bound, self._products(), spent)
+        found = Curvature(loss, self.method, whole, layers, ends, awp, sam, bound, self._products(), spent)
+        _check_finite(found.to_dict())
+        return found
 
     def _hessian(self, parameters: Mapping[str, Tensor]) -> Hessian:
         return Hessian(self.model, self.x, self.y, parameters, batch_size=self.batch_size, seen=self._seen)
@@ -226,3 +246,15 @@ class _Measurement:
             return fixed + self.size
         sizes = [sum(p.numel() for p in members.values()) for members in self._layers().values()]
         return fixed + sum(products(size, **self.settings.draws) for size in (self.size, *sizes))
+
+
+def _check_finite(value: Any, name: str = "") -> None:
+    """ModelError with the name of the first number in nested values that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ModelError(
+            f"curvature: {name.strip()} is {value}, not finite: the loss or its derivatives overflow at these weights; "
+            "measure with --precision double, or other settings"
+        )
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in inside:
+        _check_finite(part, f"{name} {key}")

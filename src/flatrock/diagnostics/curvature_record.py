@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from flatrock.core.errors import StateError
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import json_text
-from flatrock.diagnostics.curvature import Curvature
+from flatrock.diagnostics.curvature import Curvature, Settings
+from flatrock.diagnostics.estimate import real, whole
 
 SCHEMA = "flatrock.curvature/1"
+# What every record tells of where it comes from.
+TOLD = ("run", "checkpoint", "data", "precision")
 LOSSES = CLEAN, ADVERSARIAL = "clean", "adversarial"
 
 
@@ -38,19 +41,42 @@ class CurvatureRecord:
         return json_text({"schema": SCHEMA, **asdict(replace(self, losses={})), "losses": losses})
 
     @classmethod
-    def from_json(cls, text: str, where: str = "record") -> CurvatureRecord:
-        """Read a record back; StateError if it is none."""
+    def from_json(cls, text: str | bytes, where: str = "record") -> CurvatureRecord:
+        """Read a record back; StateError if it is none, or if its numbers contradict each other."""
         try:
             values = json.loads(text)
             if values["schema"] != SCHEMA:
                 raise ValueError(f"schema {values['schema']!r}, expected {SCHEMA!r}")
-            return cls(
+            record = cls(
                 losses={name: Curvature.from_dict(values["losses"][name]) for name in LOSSES},
                 threat=dict(values["threat"]),
                 attack=dict(values["attack"]),
                 settings=dict(values["settings"]),
-                marks=tuple(values["marks"]),
+                marks=tuple(map(str, values["marks"])),
                 provenance=dict(values["provenance"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            _check(record)
+        except KeyError as error:
+            raise StateError(f"{where} is not a record of curvature (it lacks {error}); measure again") from error
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, ConfigError) as error:
             raise StateError(f"{where} is not a record of curvature ({error}); measure again") from error
+        return record
+
+
+def _check(record: CurvatureRecord) -> None:
+    """ValueError, KeyError or ConfigError if what was set is missing, impossible, or not what the losses say."""
+    real(record.threat["eps"], least=0)
+    for told, names in ((record.threat, ["norm"]), (record.attack, ["name"]), (record.provenance, TOLD)):
+        for name in names:
+            if not isinstance(told[name], str):
+                raise ValueError(f"expected text as {name}, got {told[name]!r}")
+    whole(record.provenance["seed"])
+    known = [f.name for f in fields(Settings)]
+    settings = Settings(**{name: record.settings[name] for name in known})
+    if odd := set(record.settings) - {*known, "beta"}:
+        raise ValueError(f"unknown settings {', '.join(sorted(odd))}")
+    meant = [settings.gamma, settings.awp_steps, settings.rho, settings.sigma0, record.settings["beta"]]
+    for name, found in record.losses.items():
+        terms = found.pac_bayes
+        if [found.awp.gamma, found.awp.steps, found.sam.rho, terms.sigma0, terms.beta] != meant:
+            raise ValueError(f"the {name} loss was measured with other settings")

@@ -13,6 +13,7 @@ from torch import Tensor
 from flatrock.core.options import count
 from flatrock.core.rng import Seed
 from flatrock.diagnostics.estimate import Estimate, dots, mean_of, standard_error
+from flatrock.diagnostics.estimate import whole as whole_number
 from flatrock.diagnostics.hessian import Operator
 from flatrock.flatness.full_trace import rademacher
 
@@ -31,9 +32,13 @@ class Moments:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Moments:
-        """From what dataclasses.asdict made of it."""
+        """From what dataclasses.asdict made of it; ValueError if the spread is not that of trace and square."""
         known = (Estimate.from_dict(values[name]) for name in ("trace", "square", "spread"))
-        return cls(int(values["count"]), *known)
+        found = cls(whole_number(values["count"], least=1), *known)
+        spread = _spread(found.count, found.trace.value, found.square.value)
+        if not math.isclose(found.spread.value, spread, rel_tol=1e-6, abs_tol=1e-12):
+            raise ValueError(f"a spread of {found.spread.value} does not follow from its trace and square ({spread})")
+        return found
 
 
 def known_moments(size: int, trace: float, square: float) -> Moments:
@@ -111,4 +116,4 @@ def _added(size: int, trace: float, square: float, traces: Tensor, squares: Tens
 
 
 def _spread(size: int, trace: float, square: float) -> float:
-    return math.sqrt(max(square / size - (trace / size) ** 2, 0.0))
+    return math.sqrt(max(square / size - (trace / size) * (trace / size), 0.0))

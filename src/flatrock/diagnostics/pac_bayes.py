@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import ConfigError
-from flatrock.diagnostics.estimate import Estimate
+from flatrock.diagnostics.estimate import Estimate, real
+
+# Scales beyond this, or below its inverse, overflow where they are squared.
+EXTREME = 1e50
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,17 @@ class PacBayes:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PacBayes:
-        """From what dataclasses.asdict made of it."""
-        return cls(**{**values, "trace": Estimate.from_dict(values["trace"])})
+        """From what dataclasses.asdict made of it; ValueError if `best` is not that of weights and trace."""
+        sigma0, beta, risk, weights = (real(values[name]) for name in ("sigma0", "beta", "risk", "weights"))
+        known = (values[name] for name in ("logarithm", "best_sigma0", "best"))
+        logarithm, best_sigma0, best = (None if value is None else real(value) for value in known)
+        trace = Estimate.from_dict(values["trace"])
+        found = cls(sigma0, beta, risk, weights, trace, logarithm, best_sigma0, best)
+        if found.best is not None and not math.isclose(
+            found.best, 2 * math.sqrt(found.weights * found.trace.value), rel_tol=1e-6
+        ):
+            raise ValueError(f"least PAC-Bayes terms of {found.best} do not follow from weights and trace")
+        return found
 
 
 def pac_bayes(
@@ -71,10 +83,13 @@ def pac_bayes(
 
 
 def check_scales(**scales: float) -> None:
-    """sigma0 and beta are numbers > 0; else ConfigError."""
+    """sigma0 and beta are numbers > 0 whose squares and inverses are numbers, too; else ConfigError."""
     for name, value in scales.items():
-        if isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+        if not good:
             raise ConfigError(f"PAC-Bayes {name} must be a number > 0, got {value!r}")
+        if not 1 / EXTREME <= value <= EXTREME:
+            raise ConfigError(f"PAC-Bayes {name} must lie between {1 / EXTREME:g} and {EXTREME:g}, got {value!r}")
 
 
 def _logarithm(diagonal: Tensor, sigma0: float, beta: float) -> float | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from flatrock.core.errors import ConfigError
 from flatrock.core.options import count
 from flatrock.core.rng import Seed
+from flatrock.diagnostics.estimate import real, whole
 from flatrock.diagnostics.hessian import Operator
 from flatrock.flatness.full_trace import rademacher
 
@@ -21,8 +22,9 @@ from flatrock.flatness.full_trace import rademacher
 class Ritz:
     """What m steps of Lanczos say of a matrix, smallest value first.
 
-    `weights[i]` is the squared share of the start vector along the i-th Ritz vector u. An eigenvalue lies within
-    `errors[i]` of `values[i]`: the norm of the residual H u - value u, or the rounding of numbers if that is larger.
+    `weights[i]` is the squared share of the start vector along the i-th Ritz vector u. `errors[i]` is the error of
+    Lanczos' method alone: were products exact, an eigenvalue would lie within the norm of the residual H u - value u.
+    It is never less than eps max|value|, but the rounding inside products may be more (see docs/curvature.md).
     """
 
     values: Tensor
@@ -69,7 +71,7 @@ def _ritz(diagonal: list[float], beside: list[float], rounding: float) -> Ritz:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Largest and smallest eigenvalues, each with the bound of its error, and a quadrature of the density.
+    """Largest and smallest eigenvalues, each with Lanczos' own error (see Ritz), and a quadrature of the density.
 
     For smooth f, mean_i f(eigenvalue_i) is about sum_k weights[k] f(nodes[k]); the weights add up to 1.
     """
@@ -94,16 +96,19 @@ class Spectrum:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Spectrum:
-        """From what dataclasses.asdict made of it."""
-        largest, smallest = (tuple((float(v), float(e)) for v, e in values[side]) for side in ("largest", "smallest"))
-        return cls(
-            largest,
-            smallest,
-            nodes=tuple(map(float, values["nodes"])),
-            weights=tuple(map(float, values["weights"])),
-            runs=int(values["runs"]),
-            steps=int(values["steps"]),
+        """From what dataclasses.asdict made of it; ValueError if its parts do not belong together."""
+        largest, smallest = (
+            tuple((real(v), real(e, least=0)) for v, e in values[side]) for side in ("largest", "smallest")
         )
+        nodes, weights = tuple(map(real, values["nodes"])), tuple(real(w, least=0) for w in values["weights"])
+        found = cls(largest, smallest, nodes, weights, whole(values["runs"], least=1), whole(values["steps"], least=1))
+        first = nodes[: found.steps]
+        ends = [v for v, _ in largest], [v for v, _ in smallest]
+        if not largest or not smallest or ends != (list(first[::-1][: len(largest)]), list(first[: len(smallest)])):
+            raise ValueError("the extreme eigenvalues are not those of the first Lanczos run")
+        if len(nodes) != len(weights) or not math.isclose(math.fsum(weights), 1, rel_tol=1e-6):
+            raise ValueError("the weights of the density do not belong to its nodes or do not add up to 1")
+        return found
 
 
 def check_spectrum(*, runs: int, steps: int, top: int) -> None:

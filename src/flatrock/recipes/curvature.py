@@ -29,7 +29,7 @@ from flatrock.diagnostics.hessian import check_installed
 from flatrock.diagnostics.probe import fitting
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
-from flatrock.recipes.part import data_part
+from flatrock.recipes.part import check_classes, data_part
 from flatrock.recipes.restore import open_checkpoint, restored
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.surrogate import facts
@@ -176,6 +176,7 @@ def _subject(checkpoint: Path, sampling: Sampling, folder: Path | None, device: 
     label, attack = parse_attack(recipe.select.attack if sampling.attack is None else sampling.attack)
     whole = data_part(recipe, sampling.on, folder)
     check_fit(model, whole)
+    check_classes(whole, meta)
     if sampling.images < whole.num_classes:
         raise ConfigError(
             f"{sampling.images} images leave out some of the {whole.num_classes} classes of {whole.name!r}; "

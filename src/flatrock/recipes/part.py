@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.options import choose
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
@@ -26,3 +28,12 @@ def data_part(recipe: Recipe, on: str, folder: Path | None = None) -> Dataset:
         return fair_subset(data, recipe.data.limit)
     split = held_out_split(data, size=recipe.data.held_out)
     return split.held_out if on == "held_out" else fair_subset(split.train, recipe.data.limit)
+
+
+def check_classes(data: Dataset, meta: Mapping[str, Any]) -> None:
+    """DataError if a checkpoint was trained to tell other classes apart, or in another order."""
+    if list(data.class_names) != meta["class_names"]:
+        raise DataError(
+            f"the data have classes {list(data.class_names)}, the model has {meta['class_names']}; "
+            "give the data it was trained on (--data-dir)"
+        )
