@@ -128,15 +128,19 @@ def test_weights_buffers_modes_and_random_state_come_back(fails_at: int | None) 
     else:
         calls = 0
 
-        def broken(*_: object) -> None:
+        def broken(moved: nn.Module, *_: object) -> Tensor:
             nonlocal calls
             calls += 1
-            if calls == fails_at:
-                raise RuntimeError("on purpose")
+            if calls < fails_at:
+                return probe.x
+            now = moved.state_dict()
+            assert not all(torch.equal(value, before[name]) for name, value in now.items()), "in the middle of a move"
+            raise RuntimeError("on purpose")
 
-        found.put = broken  # type: ignore[method-assign]
+        probe.attack = broken  # type: ignore[assignment]
         with pytest.raises(RuntimeError, match="on purpose"):
             walk(model, probe, found)
+        assert len(found) == fails_at - 1
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert [p.requires_grad for p in model.parameters()] == grads

@@ -1,4 +1,4 @@
-"""From runs to landscapes: what is stored, going on after a kill, which checkpoint is meant, bad input, the command."""
+"""From runs to landscapes: what is stored, going on after a kill, images chosen by name."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from typer.testing import CliRunner, Result
 
 from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
-from flatrock.cli.main import app
-from flatrock.core.errors import ConfigError, FlatrockError, StateError
+from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
-from flatrock.core.threat import L2, Linf
+from flatrock.core.threat import Linf
 from flatrock.data.split import fair_subset
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.surface import Landscape
 from flatrock.engine.folder import OWN_FILE
-from flatrock.recipes.checkpoints import checkpoints
 from flatrock.recipes.landscape import measure_landscape
 from flatrock.recipes.landscape_plan import Plan
 from flatrock.recipes.load import load_recipe
@@ -171,159 +168,11 @@ def test_input_landscapes_know_their_images(run: Path) -> None:
         measure_landscape(run / "best.safetensors", Plan(kind="input", points=3, ids=(99999,)))
 
 
-def test_the_edge_of_an_l2_threat() -> None:
-    plan = Plan(kind="input")
-    assert plan.axis(L2(0.8), 64).span == pytest.approx(0.1), "0.1 in each of 64 pixels has length 0.8"
-    assert plan.axis(Linf(0.1), 64).span == 0.1
-    assert Plan(kind="input", span=0.3).axis(Linf(0.1), 64).span == 0.3
-    with pytest.raises(ConfigError, match="eps 0"):
-        plan.axis(Linf(0.0), 64)
-
-
 def test_a_network_without_batchnorm(tmp_path: Path) -> None:
     done = train_recipe("moons_at", folder=tmp_path / "moons", device="cpu", train={"epochs": 1})
     record = measure_landscape(done.folder / "last.safetensors", Plan(**QUICK))[0]
     assert np.isfinite(record.loss).all()
     assert record.moved["tensors"] == 3
-
-
-# Which checkpoints
-
-
-def test_names_of_checkpoints(run: Path) -> None:
-    def names(*which: str) -> list[str]:
-        return [file.stem for file in checkpoints(run, which)]
-
-    assert names("auto") == ["best"]
-    assert names("last", "epoch-2", "epoch-0002") == ["last", "epoch-0002"]
-    assert names("kept", "best") == ["epoch-0001", "epoch-0002", "epoch-0003", "best"]
-    assert checkpoints(run / "epoch-0001.safetensors", ["best"]) == [run / "epoch-0001.safetensors"]
-
-
-def test_checkpoints_that_are_not_there(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"keeps no epoch-7 \(kept: 1, 2, 3\)"):
-        checkpoints(run, ["epoch-7"])
-    with pytest.raises(StateError, match="no averaged weights"):
-        checkpoints(run, ["average-best"])
-    with pytest.raises(ConfigError, match="did you mean"):
-        checkpoints(run, ["bset"])
-    with pytest.raises(StateError, match="there is no run folder"):
-        checkpoints(tmp_path / "nowhere")
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    with pytest.raises(StateError, match=r"no run\.json"):
-        checkpoints(bare, ["kept"])
-    short = tmp_path / "short"
-    train_recipe("moons_at", folder=short, device="cpu", train={"epochs": 1})
-    with pytest.raises(StateError, match=r"train\.keep\.every=N"):
-        checkpoints(short, ["kept"])
-    (short / "epoch-0001.safetensors").write_bytes((run / "epoch-0001.safetensors").read_bytes())
-    with pytest.raises(StateError, match="belongs to another run"):
-        checkpoints(short, ["epoch-1"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "weight-3d"}, "unknown landscape kind"),
-        ({"points": 4}, "odd number"),
-        ({"span": 0.0}, "above 0"),
-        ({"directions": 0}, "directions must be a whole number"),
-        ({"images": 0}, "images must be a whole number"),
-        ({"on": "validation"}, "unknown landscape on"),
-        ({"attack": "pdg-10"}, "did you mean"),
-        ({"precision": "bf16"}, "unknown landscape precision"),
-        ({"ids": (1,)}, "has no ids"),
-        ({"kind": "input", "directions": 3}, "has no directions"),
-        ({"kind": "input", "attack": "pgd-10"}, "has no attack"),
-        ({"kind": "input", "ids": (1,), "images": 3}, "keep one"),
-    ],
-)
-def test_nonsense_plans_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(FlatrockError, match=message):
-        Plan(**options)
-
-
-def test_names_of_files_tell_landscapes_apart() -> None:
-    plans = [
-        Plan(),
-        Plan(span=0.5),
-        Plan(points=11),
-        Plan(directions=3),
-        Plan(on="test"),
-        Plan(images=7),
-        Plan(attack="pgd-10:step_size=2/255"),
-        Plan(attack="none"),
-        Plan(seed=1),
-        Plan(kind="weight-2d"),
-        Plan(kind="input"),
-        Plan(kind="input", ids=(3, 4)),
-    ]
-    stems = {plan.stem("best") for plan in plans}
-    assert len(stems) == len(plans)
-    assert all(OWN_FILE.fullmatch(f"{stem}.json") and OWN_FILE.fullmatch(f"{stem}.part") for stem in stems)
-
-
-# The command
-
-
-def flatrock(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-FEW = ("--points", "3", "--images", "20", "--attack", "pgd-2", "--device", "cpu")
-
-
-def test_the_command_draws_checkpoints_at_one_scale_and_records_again(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "figure"
-    done = flatrock("landscape", run, "--which", "last,epoch-1", "--directions", "2", *FEW, "--out", out)
-    assert done.exit_code == 0, done.output
-    assert "epoch-0001" in done.output
-    assert "rise at 0.5" in done.output
-    assert "epoch-0001 minus last: rise at 0.5" in done.output
-    assert {file.name for file in tmp_path.iterdir()} == {"figure.png", "figure.svg", "figure.html"}
-    records = [Path(line.removeprefix("wrote ")) for line in done.output.splitlines() if line.startswith("wrote ")]
-    again = flatrock("landscape", *records, "--out", tmp_path / "again")
-    assert again.exit_code == 0, again.output
-    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "figure.svg").read_bytes()
-
-
-@pytest.mark.parametrize("kind", ["weight-2d", "input"])
-def test_the_command_draws_surfaces(run: Path, tmp_path: Path, kind: str) -> None:
-    words = ("--points", "3", "--images", "2", "--device", "cpu", "--out", tmp_path / "figure")
-    done = flatrock("landscape", run, "--kind", kind, *words)
-    assert done.exit_code == 0, done.output
-    assert "mean |rise|" in done.output
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--which", "epoch-9"), "keeps no epoch-9"),
-        (("--points", "10"), "odd number"),
-        (("--radius", "2"), "radius must lie in (0, 1]"),
-        (("--radius", "x"), "expected a number"),
-        (("--ids", "1,b", "--kind", "input"), "whole numbers"),
-        (("--span", "1/0"), "divides by zero"),
-        (("--device", "tpu"), "unknown device"),
-    ],
-)
-def test_the_command_refuses_in_one_line(run: Path, words: tuple[str, ...], message: str) -> None:
-    done = flatrock("landscape", run, *words)
-    assert done.exit_code == 2
-    assert message in done.output
-    assert "Traceback" not in done.output
-
-
-def test_records_of_different_questions_are_not_overlaid(run: Path) -> None:
-    files = [measure_landscape(run / "best.safetensors", Plan(**{**QUICK, "points": n}))[1] for n in (3, 5)]
-    done = flatrock("landscape", *files)
-    assert done.exit_code == 2
-    assert "different axis are not drawn at one scale: 3 points to 1 and 5 points to 1" in done.output
-    other = flatrock("landscape", files[0], "--kind", "input")
-    assert "say --kind weight-1d" in other.output
-    assert "there is no landscape" in flatrock("landscape", run / "none.json").output
 
 
 def test_overwriting_a_run_removes_its_landscapes(tmp_path: Path) -> None:

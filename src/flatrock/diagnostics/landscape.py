@@ -1,14 +1,13 @@
-"""The loss along directions in weight space: filter-normalised directions, and a walk that gives the weights back."""
+"""Directions in weight space: filter-normalised, what they move, and sums of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.borrow import nudged
 from flatrock.core.errors import ModelError
 from flatrock.core.hooks import Shift
 from flatrock.core.rng import Seed
@@ -69,17 +68,3 @@ def combined(directions: Sequence[Shift], amounts: Sequence[float]) -> Shift:
     for direction, amount in others:
         shift = {name: s + amount * direction[name] for name, s in shift.items()}
     return shift
-
-
-def along(
-    model: nn.Module, direction: Shift, alphas: Sequence[float], measure: Callable[[nn.Module], float]
-) -> list[float]:
-    """What `measure` says of the network with weights w + alpha * d, for every alpha; the weights come back exactly.
-
-    An adversarial loss must be measured with inputs attacked at each point; with those of w it is too low elsewhere.
-    """
-    found = []
-    for alpha in alphas:
-        with nudged(model, combined([direction], [alpha])):
-            found.append(measure(model))
-    return found
