@@ -51,6 +51,17 @@ def _one_per_epoch(files: Sequence[Path]) -> list[Path]:
     return list(chosen.values())
 
 
+def _looked_up(folders: Sequence[Path], which: Sequence[str]) -> dict[Path, list[Path]]:
+    """The checkpoints of each run."""
+    names = [folder.name for folder in folders]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"runs are told apart by the names of their folders, got {names}; rename or leave out one")
+    for folder in folders:
+        if folder.is_file():
+            raise StateError(f"{folder} is a file; a study needs the run folder, with all its epochs")
+    return {folder: _one_per_epoch(checkpoints(folder, which)) for folder in folders}
+
+
 def study_runs(
     folders: Sequence[Path],
     plan: Plan,
@@ -65,14 +76,7 @@ def study_runs(
 
     With `resume`, landscapes measured before are read, and one that was stopped goes on.
     """
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"runs are told apart by the names of their folders; got {names}")
-    files = {}
-    for folder in folders:
-        if folder.is_file():
-            raise StateError(f"{folder} is a file; a study needs the run folder, with all its epochs")
-        files[folder] = _one_per_epoch(checkpoints(folder, which))
+    files = _looked_up([folder.resolve() for folder in folders], which)
     check_comparable([file for found in files.values() for file in found], plan, data_folder=data_folder)
     listener, points = progress or Silent(), 1 + 2 * (plan.directions or 1)
     listener.begin("sharpness of kept weights", points * sum(map(len, files.values())))
@@ -85,10 +89,10 @@ def study_runs(
                 record, _ = measure_landscape(
                     file, plan, data_folder=data_folder, device=device, resume=resume, progress=share
                 )
-                share.finish(f"{folder.resolve().name} {file.stem}")
+                share.finish(f"{folder.name} {file.stem}")
                 measured.append(record)
             measured.sort(key=lambda record: int(record.provenance["epoch"]))
-            studies[folder.resolve().name] = Study(RunFolder(folder).run(), tuple(measured))
+            studies[folder.name] = Study(RunFolder(folder).run(), tuple(measured))
     finally:
         listener.end()
     return studies
