@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from flatrock.cli.landscape import beside
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, DataError, StateError
 from flatrock.diagnostics.surface import Landscape
@@ -187,3 +188,11 @@ def test_data_of_other_classes_are_refused(run: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("flatrock.recipes.landscape.data_part", renamed)
     with pytest.raises(DataError, match="the data have classes"):
         measure_landscape(run / "best.safetensors", Plan(**QUICK))
+
+
+def test_figures_go_beside_the_runs_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    assert beside([Path(), Path("../b")], "figure") == tmp_path / "figure"
+    assert beside([Path()], "figure") == Path("figure")

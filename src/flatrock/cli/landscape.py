@@ -208,4 +208,4 @@ def beside(sources: Sequence[Path], name: str) -> Path:
     folders = {source if source.is_dir() else source.parent for source in sources}
     if len(folders) == 1:
         return folders.pop() / name
-    return Path(os.path.commonpath([folder.absolute() for folder in folders])) / name
+    return Path(os.path.commonpath([folder.resolve() for folder in folders])) / name
