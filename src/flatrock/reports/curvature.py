@@ -62,7 +62,7 @@ def labels(records: Sequence[CurvatureRecord]) -> list[str]:
 
 
 def curvature_table(records: Sequence[CurvatureRecord], loss: str) -> Table:
-    """Eigenvalues of the Hessian of one loss: ± is a standard error, of largest and smallest a bound."""
+    """Eigenvalues of the Hessian of one loss: ± is a standard error, of largest and smallest Lanczos' own."""
     rows = []
     for name, record in zip(labels(records), records, strict=True):
         found = record.losses[loss]
