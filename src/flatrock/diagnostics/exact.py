@@ -28,7 +28,7 @@ def exact_curvature(
 
     Makes one product per parameter, `chunk` at a time, and stores no row: for networks of some 10,000 parameters.
     Written here and not left to curvlinops because it keeps one graph for all products and asks for each pair of
-    tensors only once, which takes less than half the time. `seen(k)` is called after every k rows.
+    tensors only once. `seen(k)` is called after every k rows.
     """
     # H is symmetric: blocks with smaller tensors are known already, so the largest tensor needs only its own.
     names = sorted(parameters, key=lambda name: parameters[name].numel())
