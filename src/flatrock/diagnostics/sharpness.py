@@ -15,7 +15,7 @@ from flatrock.core.borrow import nudged
 from flatrock.core.hooks import Shift
 from flatrock.core.options import count, weight
 from flatrock.diagnostics.estimate import real, whole
-from flatrock.diagnostics.hessian import Operator, unheeded
+from flatrock.diagnostics.hessian import Operator
 from flatrock.diagnostics.probe import fitting
 from flatrock.flatness.awp import climb
 from flatrock.flatness.sam import ascent
@@ -28,15 +28,12 @@ STEP = 0.25
 class LossSurface:
     """Mean cross-entropy of fixed inputs as a function of the weights, and its gradient; samples go in batches.
 
-    `seen(k)` is called after k samples. Use it inside `hessian.still(model)`.
+    Use it inside `hessian.still(model)`.
     """
 
-    def __init__(
-        self, model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int, seen: Callable[[int], None] = unheeded
-    ) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int) -> None:
         self.model, self.x, self.y = model, x, y
         self.batch_size = min(batch_size, len(x))
-        self._seen = seen
 
     def value(self) -> float:
         """The loss at the weights as they are."""
@@ -72,9 +69,7 @@ class LossSurface:
         yield from zip(torch.split(self.x, size), torch.split(self.y, size), strict=True)
 
     def _sum(self, x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(self.model(x), y, reduction="sum")
-        self._seen(len(x))
-        return loss
+        return F.cross_entropy(self.model(x), y, reduction="sum")
 
 
 @dataclass(frozen=True)
