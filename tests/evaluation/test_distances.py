@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attack_cases import exact_radius, linear_case
+from interrupted import Ends, Killed
 from torch import Tensor, nn
 
 from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary, minimal
@@ -16,7 +17,6 @@ from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.nearest import Reached, seeker
 from flatrock.attacks.rays import RayS, rays_distance
 from flatrock.core.errors import ConfigError, StateError
-from flatrock.core.progress import Silent
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.threat import L2, Linf, Threat
@@ -219,20 +219,6 @@ def test_the_seeker_of_fab_is_minimal() -> None:
 
 
 # On disk
-
-
-class Killed(Exception):
-    pass
-
-
-class Ends(Silent):
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def advance(self, units: int, note: str = "") -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
 
 
 @pytest.mark.parametrize("after", [1, 3, 5])

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from interrupted import Ends, Killed
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import parse_attack
 from flatrock.attacks.craft import craft
 from flatrock.attacks.transfer import Transfer
 from flatrock.core.errors import ConfigError, ModelError, StateError
-from flatrock.core.progress import Silent
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.core.tensorfile import weights_digest
 from flatrock.core.threat import Linf
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.plans import described, make_plan, with_transfer
-from flatrock.evaluation.surrogate import weights_digest
 
 THREAT = Linf(0.06)
 
@@ -201,20 +201,6 @@ def test_the_surrogate_is_in_the_provenance_and_survives_json() -> None:
     assert again.provenance == result.provenance
     assert again.attacks["transfer-pgd-2"]["by"]["steps"] == 2
     assert "surrogate" not in evaluate(**{**asked, "surrogate": None}, attacks=["fgsm"]).provenance
-
-
-class Killed(Exception):
-    pass
-
-
-class Ends(Silent):
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def advance(self, units: int, note: str = "") -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
 
 
 @pytest.mark.parametrize("after", [1, 4, 7])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, write_atomic
@@ -25,6 +25,11 @@ def digest(tensors: Mapping[str, Tensor], meta: str) -> str:
         h.update(f"{name}|{t.dtype}|{tuple(t.shape)}|".encode())
         h.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
     return h.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over the names, types, shapes and bytes of all weights and buffers."""
+    return digest({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, "")
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, older: Path | None = None) -> None:

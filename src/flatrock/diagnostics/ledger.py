@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flatrock.core.errors import StateError
-from flatrock.core.files import json_text, sealed_line, sha256, unsealed, write_atomic
+from flatrock.core.files import differences, json_text, sealed_line, sha256, unsealed, write_atomic
 
 
 class Ledger:
@@ -34,13 +33,10 @@ class Ledger:
     def _read(self, path: Path, identity: Mapping[str, Any]) -> None:
         lines = path.read_text(errors="replace").splitlines()
         try:
-            old = json.loads(lines[0])
-            names = old.keys()
-        except (ValueError, AttributeError, IndexError) as error:
+            odd = differences(lines[0], identity)
+        except (ValueError, IndexError) as error:
             raise StateError(f"{path} is damaged; delete it to start again") from error
-        mine = json.loads(json_text(dict(identity)))
-        if old != mine:
-            odd = sorted(k for k in names | mine.keys() if old.get(k) != mine.get(k))
+        if odd:
             raise StateError(
                 f"{path} belongs to another measurement (different: {', '.join(odd)}); "
                 "repeat its options, or delete it to start again"

@@ -18,7 +18,7 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed
-from flatrock.core.tensorfile import digest
+from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.core.threat import Threat
 from flatrock.evaluation.checks import check_marks, check_mode
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
@@ -26,7 +26,7 @@ from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home, placed
 from flatrock.evaluation.fast_model import Counted, half_model
 from flatrock.evaluation.journal import Journal
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
-from flatrock.evaluation.surrogate import check_answers, check_surrogate, lent, weights_digest
+from flatrock.evaluation.surrogate import check_answers, check_surrogate, lent
 from flatrock.evaluation.tally import Tally
 
 DEFAULT_ATTACKS = ("pgd-20", "cw-20")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import StateError
-from flatrock.core.files import json_text, write_atomic
+from flatrock.core.files import differences, json_text, write_atomic
 from flatrock.core.tensorfile import load, save
 
 
@@ -55,13 +54,10 @@ class Journal:
 
     def _check(self, known: Path, identity: Mapping[str, Any]) -> None:
         try:
-            old = json.loads(known.read_text())
-            names = old.keys()
-        except (ValueError, AttributeError) as error:
+            odd = differences(known.read_text(), identity)
+        except ValueError as error:
             raise StateError(f"{known} is damaged; start again without --resume") from error
-        mine = json.loads(json_text(dict(identity)))
-        if old != mine:
-            odd = sorted(k for k in names | mine.keys() if old.get(k) != mine.get(k))
+        if odd:
             raise StateError(
                 f"{known.parent} belongs to another evaluation (different: {', '.join(odd)}); "
                 "repeat its options, or start again without --resume"

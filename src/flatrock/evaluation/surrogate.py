@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from flatrock.attacks.craft import check_logits, check_model
 from flatrock.core.borrow import borrowed
 from flatrock.core.errors import ConfigError, ModelError
-from flatrock.core.tensorfile import digest
+from flatrock.core.tensorfile import weights_digest
 from flatrock.evaluation.exam import Exam, placed
 from flatrock.evaluation.fast_model import Counted
-
-
-def weights_digest(model: nn.Module) -> str:
-    """sha256 over the names, types, shapes and bytes of all weights and buffers."""
-    return digest({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, "")
 
 
 def check_surrogate(surrogate: nn.Module | None, model: nn.Module, x: Tensor) -> None:

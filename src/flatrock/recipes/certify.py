@@ -12,24 +12,22 @@ import torch
 from torch import Tensor
 
 from flatrock.attacks.gaussian import Gaussian
-from flatrock.core.errors import DataError, StateError
+from flatrock.core.errors import StateError
 from flatrock.core.files import write_atomic
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import VERSION, birth_certificate
-from flatrock.core.tensorfile import digest
-from flatrock.data.catalog import load_data
+from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.certify import certify
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.smoothing import Smoothing
-from flatrock.evaluation.surrogate import weights_digest
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import check_fit
-from flatrock.recipes.restore import open_checkpoint, restored
+from flatrock.recipes.part import check_classes, data_part
+from flatrock.recipes.restore import Source, facts, open_checkpoint, restored
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.surrogate import Source, facts
 
 # What a certificate says of its run, and the command line repeats.
 _TOLD = ("recipe", "data", "trained_with")
@@ -58,10 +56,9 @@ def certify_run(
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
     _check_wanted(smoothing, radii, linf_eps, prod(model.input_shape))
-    whole = load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
+    whole = data_part(recipe, "test", data_folder)
     check_fit(model, whole)
-    if list(whole.class_names) != meta["class_names"]:
-        raise DataError(f"the test data have classes {list(whole.class_names)}, the model has {meta['class_names']}")
+    check_classes(whole, meta)
     test = fair_subset(whole, limit)
     x = test.images(torch.arange(len(test)))
     target = path.with_name(f"{_stem(path, smoothing, len(test), seed)}.json")

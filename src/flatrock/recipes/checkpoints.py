@@ -9,8 +9,7 @@ from pathlib import Path
 from flatrock.core.errors import StateError
 from flatrock.core.records import Run
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.restore import open_checkpoint
-from flatrock.recipes.surrogate import Source
+from flatrock.recipes.restore import Source, open_checkpoint
 
 KEPT = "kept"
 _EPOCH = re.compile(r"epoch-0*(\d+)")

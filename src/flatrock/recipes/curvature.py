@@ -30,9 +30,8 @@ from flatrock.diagnostics.probe import fitting
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.part import check_classes, data_part
-from flatrock.recipes.restore import open_checkpoint, restored
+from flatrock.recipes.restore import facts, open_checkpoint, restored
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.surrogate import facts
 
 PRECISIONS = {"single": torch.float32, "double": torch.float64}
 # Samples at a time unless told otherwise; halved where memory is short.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flatrock.core.errors import ConfigError, DataError
+from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_atomic
 from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
@@ -17,7 +17,6 @@ from flatrock.core.records import Result, Run
 from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat
-from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.evaluation.evaluate import evaluate
@@ -25,9 +24,10 @@ from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import Spec, make_plan
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
-from flatrock.recipes.restore import open_checkpoint, restored
+from flatrock.recipes.part import check_classes, data_part
+from flatrock.recipes.restore import Source, facts, open_checkpoint, restored
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.surrogate import Source, facts, open_surrogate, surrogate_mark, unheeded
+from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
 
 
 def evaluate_run(
@@ -131,10 +131,9 @@ def _listed(recipe: Recipe, own: Threat, threat: Threat) -> Sequence[Spec]:
 
 def _test_set(recipe: Recipe, model: Classifier, meta: Mapping[str, Any], folder: Path | None) -> Dataset:
     """The recipe's test set, if it is what the model was made for."""
-    whole = load_data(recipe.data.name, "test", folder=folder, **recipe.data.options)
+    whole = data_part(recipe, "test", folder)
     check_fit(model, whole)
-    if list(whole.class_names) != meta["class_names"]:
-        raise DataError(f"the test data have classes {list(whole.class_names)}, the model has {meta['class_names']}")
+    check_classes(whole, meta)
     return whole
 
 

@@ -32,7 +32,8 @@ from flatrock.evaluation.plans import make_plan
 from flatrock.models.catalog import NORMALIZATIONS
 from flatrock.models.convert import Normalized
 from flatrock.models.foreign import Foreign, model_faults, open_foreign
-from flatrock.recipes.surrogate import Source, open_surrogate, surrogate_mark, unheeded
+from flatrock.recipes.restore import Source
+from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
 
 Attacks = Sequence[str | Mapping[str, Any]]
 # Samples on which other normalisations are tried, and how much one must gain to ask for a decision.

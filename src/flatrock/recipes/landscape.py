@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from flatrock.attacks.catalog import describe
-from flatrock.core.errors import ConfigError, DataError
+from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.rng import Seed
-from flatrock.core.tensorfile import digest
+from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.core.threat import Threat
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
@@ -30,15 +30,13 @@ from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import Probe
 from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.diagnostics.weight_landscape import MIDDLE, place, walk_weights, weight_points
-from flatrock.evaluation.surrogate import weights_digest
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.check import validate
 from flatrock.recipes.landscape_plan import Plan
-from flatrock.recipes.part import data_part
-from flatrock.recipes.restore import open_checkpoint, restored
+from flatrock.recipes.part import check_classes, data_part
+from flatrock.recipes.restore import facts, open_checkpoint, restored
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.surrogate import facts
 
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
@@ -113,11 +111,7 @@ def _subject(checkpoint: Path, plan: Plan, folder: Path | None, device: torch.de
     model, recipe = restored(path, tensors, meta)
     whole = data_part(recipe, plan.on or "", folder)
     check_fit(model, whole)
-    if list(whole.class_names) != meta["class_names"]:
-        raise DataError(
-            f"the data have classes {list(whole.class_names)}, the model has {meta['class_names']}; "
-            "put back the data it was trained on"
-        )
+    check_classes(whole, meta)
     data = _samples_of(whole, plan)
     threat = build_threat(recipe)
     model.to(device)

@@ -18,10 +18,12 @@ from flatrock.engine.checkpoint import put_model
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.models.classifier import Classifier
-from flatrock.recipes.build import build_model
+from flatrock.recipes.build import build_model, recipe_hash
 from flatrock.recipes.check import validate
 from flatrock.recipes.schema import Recipe
 
+# A run, its folder, or a checkpoint file.
+Source = Path | str | Run
 CHOICES = ("auto", "best", "last", "average-best", "average-last")
 
 
@@ -84,3 +86,13 @@ def restored(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any])
     if recipe.select.data == "test" and str(meta["role"]).endswith("best"):
         model.marks = (TEST_SELECTED,)
     return model.eval(), recipe
+
+
+def facts(path: Path, recipe: Recipe, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the weights of a run come from."""
+    return {
+        "recipe": recipe.name,
+        "recipe_hash": recipe_hash(recipe),
+        "checkpoint": path.name,
+        "epoch": meta["record"]["epoch"] if "record" in meta else meta["epoch"],
+    }

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.records import Run
+from flatrock.core.tensorfile import weights_digest
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import Spec, make_plan, with_transfer
-from flatrock.evaluation.surrogate import weights_digest
-from flatrock.recipes.build import recipe_hash
-from flatrock.recipes.restore import open_checkpoint, restored
-from flatrock.recipes.schema import Recipe
-
-Source = Path | str | Run
+from flatrock.recipes.restore import Source, facts, open_checkpoint, restored
 
 
 @dataclass(frozen=True)
@@ -60,16 +54,6 @@ def open_surrogate(source: Source | None, data: Dataset) -> Surrogate:
             f"{list(data.class_names)}; name a run on the same classes"
         )
     return Surrogate(model, {**facts(path, recipe, meta), "weights": weights_digest(model)})
-
-
-def facts(path: Path, recipe: Recipe, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the weights of a run come from."""
-    return {
-        "recipe": recipe.name,
-        "recipe_hash": recipe_hash(recipe),
-        "checkpoint": path.name,
-        "epoch": meta["record"]["epoch"] if "record" in meta else meta["epoch"],
-    }
 
 
 def surrogate_mark(about: Mapping[str, Any]) -> str:
