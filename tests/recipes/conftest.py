@@ -13,6 +13,7 @@ import torch
 from flatrock.core.rng import Seed
 from flatrock.data.catalog import info
 from flatrock.data.dataset import Dataset
+from flatrock.recipes.train import train_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +48,19 @@ def made_up_data(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     monkeypatch.setattr("flatrock.recipes.build.load_data", load_data)
     return calls
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few epochs of AT on digits; epochs 1, 2 and 3 are kept."""
+    folder = tmp_path_factory.mktemp("landscapes") / "tiny"
+    train_recipe(
+        "digits_at",
+        folder=folder,
+        device="cpu",
+        data={"limit": 512},
+        train={"epochs": 3, "batch_size": 64, "keep": {"every": 1}},
+        attack={"steps": 2},
+        select={"size": 40},
+    )
+    return folder

@@ -155,7 +155,7 @@ def test_without_layers_there_is_no_picture_of_them(run: Path, tmp_path: Path) -
         (("--sigma0", "0"), "sigma0 must be a number > 0"),
         (("--sigma0", "1e-200"), "sigma0 must lie between 1e-50 and 1e+50"),
         (("--sigma0", "1e200"), "sigma0 must lie between 1e-50 and 1e+50"),
-        (("--out", ""), "--out '.' names no file"),
+        (("--out", ""), "out must end in a name for the figures"),
         (("--rho", "-1"), "rho must be a number >= 0"),
     ],
 )

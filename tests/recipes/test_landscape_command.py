@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from flatrock.cli.landscape import beside
 from flatrock.cli.main import app
+from flatrock.cli.several import beside
 from flatrock.core.errors import ConfigError, DataError, StateError
 from flatrock.diagnostics.surface import Landscape
 from flatrock.recipes.checkpoints import checkpoints
@@ -20,22 +20,6 @@ from flatrock.recipes.part import data_part
 from flatrock.recipes.train import train_recipe
 
 QUICK: dict[str, Any] = {"points": 3, "directions": 2, "images": 20, "attack": "pgd-2"}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few epochs of AT on digits; epochs 1, 2 and 3 are kept."""
-    folder = tmp_path_factory.mktemp("landscapes") / "tiny"
-    train_recipe(
-        "digits_at",
-        folder=folder,
-        device="cpu",
-        data={"limit": 512},
-        train={"epochs": 3, "batch_size": 64, "keep": {"every": 1}},
-        attack={"steps": 2},
-        select={"size": 40},
-    )
-    return folder
 
 
 def test_names_of_checkpoints(run: Path) -> None:

@@ -35,22 +35,6 @@ from flatrock.recipes.train import train_recipe
 QUICK: dict[str, Any] = {"points": 3, "directions": 2, "images": 20, "attack": "pgd-2"}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few epochs of AT on digits; epochs 1, 2 and 3 are kept."""
-    folder = tmp_path_factory.mktemp("landscapes") / "tiny"
-    train_recipe(
-        "digits_at",
-        folder=folder,
-        device="cpu",
-        data={"limit": 512},
-        train={"epochs": 3, "batch_size": 64, "keep": {"every": 1}},
-        attack={"steps": 2},
-        select={"size": 40},
-    )
-    return folder
-
-
 def told(record: Landscape) -> dict[str, Any]:
     """A record without the moment it was made."""
     d: dict[str, Any] = json.loads(record.to_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +9,9 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.several import beside, named, words
 from flatrock.core.device import pick_device
-from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.errors import StateError
 from flatrock.core.numbers import number
 from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
@@ -96,15 +96,11 @@ def run(
             rho=number(rho),
             sigma0=number(sigma0),
         )
-        if out is not None and not out.name:
-            raise ConfigError(
-                f"--out {str(out)!r} names no file: figures are OUT-spectrum.png and OUT-layers.png; "
-                "give the beginning of their names, such as figures/curvature"
-            )
+        prefix = named(out) or beside(sources, "curvature")
         scale = None if beta is None else number(beta)
         records = _gathered(sources, which, sampling, settings, beta=scale, data_folder=data_dir, device=device)
         _tell(records)
-        for file in _draw(records, out or _beside(sources)):
+        for file in _draw(records, prefix):
             say(f"drew {file}")
 
 
@@ -119,7 +115,7 @@ def _gathered(
     device: str,
 ) -> list[CurvatureRecord]:
     """One record per checkpoint meant; whether they can be compared is looked at before the first is measured."""
-    names = [name.strip() for name in which.split(",") if name.strip()]
+    names = words(which)
     where = pick_device(device)
     found: list[CurvatureRecord | Path] = []
     for source in sources:
@@ -170,9 +166,3 @@ def _draw(records: Sequence[CurvatureRecord], prefix: Path) -> list[Path]:
     if all(found.layers for record in records for found in record.losses.values()):
         files.append(draw_layers(records, prefix.with_name(f"{prefix.name}-layers.png")))
     return files
-
-
-def _beside(sources: Sequence[Path]) -> Path:
-    """Where figures go unless told: into the folder of the run, or of the runs."""
-    folders = {(source if source.is_dir() else source.parent).absolute() for source in sources}
-    return Path(os.path.commonpath(folders)) / "curvature"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.several import beside, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import number
@@ -100,21 +100,6 @@ def run(
             say(f"drew {file}")
 
 
-def words(text: str) -> list[str]:
-    """The checkpoints named between commas."""
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
-        raise ConfigError(f"which names no checkpoint, got {text!r}; name some, such as best,last or kept")
-    return found
-
-
-def named(out: Path | None) -> Path | None:
-    """Where figures go, if that is told; it must end in a name for them."""
-    if out is not None and out.name in ("", ".."):
-        raise ConfigError(f"out must end in a name for the figures, got {str(out)!r}; say --out figures/flatness")
-    return out
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
@@ -201,11 +186,3 @@ def draw(records: Sequence[Landscape], prefix: Path, at: float) -> list[Path]:
         else:
             draw_inputs(records, file)
     return [*files, draw_page(records, prefix.with_name(f"{prefix.name}.html"))]
-
-
-def beside(sources: Sequence[Path], name: str) -> Path:
-    """Where figures go unless told: into the folder of the run, or into the one that holds the runs."""
-    folders = {source if source.is_dir() else source.parent for source in sources}
-    if len(folders) == 1:
-        return folders.pop() / name
-    return Path(os.path.commonpath([folder.resolve() for folder in folders])) / name

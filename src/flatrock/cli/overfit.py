@@ -19,10 +19,8 @@ from flatrock.cli.landscape import (
     On,
     Precision,
     Seed,
-    beside,
-    named,
-    words,
 )
+from flatrock.cli.several import beside, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.numbers import number

@@ -1,0 +1,32 @@
+"""What commands that take several runs share: which checkpoints are meant, and where figures go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from flatrock.core.errors import ConfigError
+
+
+def words(text: str) -> list[str]:
+    """The checkpoints named between commas."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise ConfigError(f"which names no checkpoint, got {text!r}; name some, such as best,last or kept")
+    return found
+
+
+def named(out: Path | None) -> Path | None:
+    """Where figures go, if that is told; it must end in a name for them."""
+    if out is not None and out.name in ("", ".."):
+        raise ConfigError(f"out must end in a name for the figures, got {str(out)!r}; say --out figures/flatness")
+    return out
+
+
+def beside(sources: Sequence[Path], name: str) -> Path:
+    """Where figures go unless told: into the folder of the run, or into the one that holds the runs."""
+    folders = {source if source.is_dir() else source.parent for source in sources}
+    if len(folders) == 1:
+        return folders.pop() / name
+    return Path(os.path.commonpath([folder.resolve() for folder in folders])) / name
