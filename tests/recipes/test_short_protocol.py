@@ -59,7 +59,7 @@ class StopAt(Silent):
 @pytest.fixture(autouse=True)
 def data(made_up_data: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise for images, for evaluation too; after so few steps one class for all is no failure."""
-    monkeypatch.setattr("flatrock.recipes.evaluate.load_data", build.load_data)
+    monkeypatch.setattr("flatrock.recipes.part.load_data", build.load_data)
 
     def outcome(clean: float, robust: float, train_robust: float, *, collapsed: bool) -> ProbeOutcome:
         return ProbeOutcome(clean, robust, train_robust, collapsed=False)
