@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
-from flatrock.core.types import Model, SampleLoss
+from flatrock.core.types import Model, Recorder, SampleLoss
 
 STARTS = ("uniform", "gaussian", "zero")
 # A sample leaves the batch early only if it is wrong by more than rounding can undo (relative to its logits).
@@ -86,11 +86,17 @@ def pgd(
     """
     if early_stop:
         return _pgd_survivors(aim, x, threat, steps=steps, step_size=step_size, start=start)
-    x_adv = start
-    for _ in range(steps):
-        grad, _ = aim.gradient(x_adv)
-        x_adv = move(x, x_adv, step_size * threat.ascent(grad), threat)
-    return x_adv
+
+    def climb(x: Tensor, x_adv: Tensor, target: Tensor) -> Tensor:
+        here = replace(aim, target=target)
+        for _ in range(steps):
+            grad, _ = here.gradient(x_adv)
+            x_adv = move(x, x_adv, step_size * threat.ascent(grad), threat)
+        return x_adv
+
+    if type(aim) is Aim and isinstance(aim.model, Recorder):
+        return aim.model.whole((aim.loss, threat, steps, step_size), climb, x, start, aim.target)
+    return climb(x, start, aim.target)
 
 
 def _pgd_survivors(aim: Aim, x: Tensor, threat: Threat, *, steps: int, step_size: float, start: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -60,6 +60,14 @@ class Parts:
                 summed = share if summed is None else summed + share
         # Weights that are all zero still make a loss that can be differentiated.
         return next(iter(self.terms.values())) * 0 if summed is None else summed
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """A network that can run work of many passes, a pure function of tensors, at once."""
+
+    def whole(self, name: Hashable, work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """What `work` makes of the tensors, row by row; whatever else it depends on is in `name`."""
 
 
 class Attack(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,23 @@ class _Recording:
         self.forward.replay()
         self.turn += 1
         return self.logits.detach()[: x.shape[0]].clone()
+
+
+@dataclass
+class _Whole:
+    """Work of any number of passes as one recording."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    output: Tensor
+
+    def answer(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Replay it on the rows of these tensors."""
+        count = tensors[0].shape[0]
+        for mine, given in zip(self.inputs, tensors, strict=True):
+            mine[:count].copy_(given)
+        self.graph.replay()
+        return self.output[:count].clone()
 
 
 class _Through(torch.autograd.Function):
@@ -81,27 +99,62 @@ class Replay:
         self._gradients = gradients
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._recorded: dict[tuple[int, ...], _Recording] = {}
+        self._met: set[Hashable] = set()
+        self._wholes: dict[Hashable, _Whole] = {}
+        self._inside = False  # of work that is, or will be, recorded as a whole
         self._pool: Any = None
         self._stream: Any = None  # of its own: torch's, for all recordings, is of the device used first
         self._refused = False
 
     def __call__(self, work: Work, x: Tensor) -> Tensor:
         """What `work` says of x. It is not kept: its owner owns this, and would never be freed."""
-        if self._refused or not x.is_cuda or not 0 < x.shape[0] <= LARGEST:
+        if self._inside or not self._fits(x):
             return work(x)
         with torch.cuda.device(x.device):
             return self._on_device(work, x)
 
+    def whole(self, name: Hashable, work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """What `work` makes of these tensors: many passes and what lies between them as one recording.
+
+        The result has a row for each row of the tensors. Beside them the work may depend only on its name (what differs
+        in anything else must have another) and draws no random numbers; no gradient passes.
+        """
+        if self._inside or not self._fits(tensors[0]):
+            return work(*tensors)
+        key = (name, *((_rounded(t.shape[0]), *t.shape[1:], t.dtype) for t in tensors))
+        with torch.cuda.device(tensors[0].device), self._as_a_whole():
+            if key not in self._met:  # what comes once is not worth it
+                self._met.add(key)
+                return work(*tensors)
+            if key not in self._wholes:
+                padded = [_padded(t.detach()) for t in tensors]
+                self._refused = not self._rehearsed(lambda: work(*padded))
+                if self._refused:
+                    return work(*tensors)
+                self._wholes[key] = self._record_whole(work, padded)
+            return self._wholes[key].answer(tensors)
+
+    @contextmanager
+    def _as_a_whole(self) -> Iterator[None]:
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def _fits(self, x: Tensor) -> bool:
+        return not self._refused and x.is_cuda and 0 < x.shape[0] <= LARGEST
+
     def _on_device(self, work: Work, x: Tensor) -> Tensor:
         through = self._gradients and x.requires_grad and torch.is_grad_enabled()
-        key = (int(through), -(-x.shape[0] // MULTIPLE) * MULTIPLE, *x.shape[1:])
+        key = (int(through), _rounded(x.shape[0]), *x.shape[1:])
         recording = self._recorded.get(key)
         if recording is None:
             self._seen[key] += 1
             if self._seen[key] < OFTEN:
                 return work(x)
             tensor = torch.zeros(key[1:], dtype=x.dtype, device=x.device, requires_grad=through)
-            self._refused = not self._rehearsed(work, tensor)
+            self._refused = not self._rehearsed(lambda: _both_ways(work, tensor))
             if self._refused:
                 return work(x)
             recording = self._recorded[key] = self._record(work, tensor)
@@ -110,8 +163,8 @@ class Replay:
         out: Tensor = _Through.apply(x, recording)  # type: ignore[no-untyped-call]
         return out
 
-    def _rehearsed(self, work: Work, x: Tensor) -> bool:
-        """Whether a pass of this size ran without waiting for the GPU, which a recording cannot, and memory is left.
+    def _rehearsed(self, work: Callable[[], object]) -> bool:
+        """Whether the work ran without waiting for the GPU, which a recording cannot, and memory is left.
 
         A recording that breaks off would leave torch's random generator unusable, so it is not simply tried.
         """
@@ -120,10 +173,11 @@ class Replay:
         self._stream.wait_stream(torch.cuda.current_stream())
         try:
             torch.cuda.set_sync_debug_mode("error")
-            with torch.cuda.stream(self._stream):  # libraries choose and allocate on the first call of a shape
-                logits = work(x)
-                if x.requires_grad:
-                    torch.autograd.grad(logits, x, torch.zeros_like(logits))
+            with (
+                torch.cuda.stream(self._stream),
+                _tuned(),
+            ):  # libraries choose and allocate on the first call of a shape
+                work()
         except RuntimeError:
             return False
         finally:
@@ -134,15 +188,52 @@ class Replay:
 
     def _record(self, work: Work, x: Tensor) -> _Recording:
         forward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(forward, pool=self._pool, stream=self._stream), _tuned():
             logits = work(x)
         self._pool = forward.pool()
         recording = _Recording(forward, x, logits)
         if x.requires_grad:
             recording.grad_logits = torch.zeros_like(logits.detach())
             recording.backward = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recording.backward, pool=self._pool, stream=self._stream):
+            with torch.cuda.graph(recording.backward, pool=self._pool, stream=self._stream), _tuned():
                 # Kept: what the forward pass saved must not be given to a later recording.
                 (grad,) = torch.autograd.grad(logits, x, recording.grad_logits, retain_graph=True)
             recording.grad_x = grad
         return recording
+
+    def _record_whole(self, work: Callable[..., Tensor], tensors: list[Tensor]) -> _Whole:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream), _tuned():
+            output = work(*tensors)
+        self._pool = graph.pool()
+        return _Whole(graph, tensors, output)
+
+
+def _rounded(count: int) -> int:
+    """The size whose recording serves a batch of this size."""
+    return -(-count // MULTIPLE) * MULTIPLE
+
+
+def _padded(x: Tensor) -> Tensor:
+    """A copy whose rows, zeros at the end, are as many as a recording has."""
+    room = x.new_zeros(_rounded(x.shape[0]), *x.shape[1:])
+    room[: x.shape[0]].copy_(x)
+    return room
+
+
+def _both_ways(work: Work, x: Tensor) -> None:
+    """A forward pass and, if x wants its gradient, a backward pass."""
+    logits = work(x)
+    if x.requires_grad:
+        torch.autograd.grad(logits, x, torch.zeros_like(logits))
+
+
+@contextmanager
+def _tuned() -> Iterator[None]:
+    """cuDNN tries its algorithms on a new shape and keeps the fastest: what is recorded is replayed often."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

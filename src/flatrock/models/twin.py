@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Hashable
 from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
@@ -113,6 +114,10 @@ class Twin(nn.Module):
         logits = self._replay(self._pass, x) if self.plain and self._gradients else self._pass(x)
         out: Tensor = _Enlarged.apply(logits, factor)  # type: ignore[no-untyped-call]
         return out
+
+    def whole(self, name: Hashable, work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """Work of many passes of this network on rows of tensors; on a GPU recorded and replayed (`Replay.whole`)."""
+        return self._replay.whole(name, work, *tensors) if self.plain else work(*tensors)
 
     def inside(self, x: Tensor) -> Tensor:
         """Logits of inputs, both in the precision of the copy."""
