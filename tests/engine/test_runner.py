@@ -248,12 +248,17 @@ def test_the_engine_does_not_change_the_hash() -> None:
 
 def test_choices() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    for chosen in ([], ["engine.precision=float32", "engine.compile=false"]):
-        for device in (cpu, gpu):
-            assert build_engine(load_recipe("digits_at", chosen), device) == Engine()
+    auto = load_recipe("digits_at")
+    assert build_engine(auto, cpu, steps=10**6) == Engine()
+    assert build_engine(auto, gpu, steps=1000) == Engine(precision="bfloat16", compile=True, twin=True)
+    assert build_engine(auto, gpu, steps=999) == Engine(precision="bfloat16", twin=True)  # not worth compiling
+    reference = load_recipe("digits_at", ["engine.precision=float32", "engine.compile=false"])
+    assert build_engine(reference, gpu, steps=1000) == Engine()
+    half = load_recipe("digits_at", ["engine.precision=float32"])
+    assert build_engine(half, gpu, steps=1000) == Engine()
     fast = load_recipe("digits_at", ["engine.precision=bfloat16", "engine.compile=true"])
-    assert build_engine(fast, gpu) == Engine(precision="bfloat16", compile=True, twin=True)
-    assert build_engine(fast, cpu) == Engine(precision="bfloat16", compile=True)
+    assert build_engine(fast, gpu, steps=1) == Engine(precision="bfloat16", compile=True, twin=True)
+    assert build_engine(fast, cpu, steps=1) == Engine(precision="bfloat16", compile=True)
 
 
 def test_a_trace_of_the_whole_network_needs_the_reference() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.attacks.gradient import GradientAttack
+from flatrock.core.borrow import full_precision
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
 from flatrock.models.catalog import create_model
@@ -92,7 +93,7 @@ def test_leaves_the_network_alone() -> None:
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(p.requires_grad for p in twin.parameters())
     assert {p.dtype for p in twin.parameters()} == {torch.float16}
-    assert "_source" not in dict(twin.named_modules())
+    assert not any(module is model for module in twin.modules())
 
 
 class Aliasing(Classifier):
@@ -190,6 +191,11 @@ def test_a_twin_is_freed_with_its_last_name() -> None:
 @pytest.mark.parametrize("name", ["preact_resnet18", "resnet18"])
 def test_replayed_passes_on_a_gpu(name: str) -> None:
     """Recorded forward and backward passes follow weights that change, in any order, also for a smaller last batch."""
+    with full_precision(torch.device("cuda")):
+        _check_replays(name)
+
+
+def _check_replays(name: str) -> None:
     model = create_model(name, num_classes=10).eval().cuda()
     drifted(model, 1)
     twin = Twin(model, dtype=torch.float32, gradients=True)
@@ -211,7 +217,12 @@ def test_replayed_passes_on_a_gpu(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("loss", ["ce", "kl"])
 def test_a_whole_attack_is_recorded_once(loss: str) -> None:
-    """Ten steps replayed are the ten steps, at weights that change, for a smaller batch and for other labels too."""
+    """Steps replayed are the steps themselves, at weights that change, for a smaller batch and for other labels too."""
+    with full_precision(torch.device("cuda")):
+        _check_whole(loss)
+
+
+def _check_whole(loss: str) -> None:
     model = create_model("preact_resnet18", num_classes=10).eval().cuda()
     drifted(model, 1)
     fast, slow = Twin(model, dtype=torch.float32, gradients=True), Twin(model, dtype=torch.float32)
@@ -229,7 +240,7 @@ def test_a_whole_attack_is_recorded_once(loss: str) -> None:
             for twin, plain in ((fast, False), (slow, True))
         )
         # Rounding turns the sign of gradients that are almost 0, in few places.
-        assert float(((one - two).abs() > 1e-6).float().mean()) < 0.02
+        assert float(((one - two).abs() > 1e-6).float().mean()) < 0.01
     assert len(fast._replay._wholes) == 1
     assert not fast._replay._recorded
 

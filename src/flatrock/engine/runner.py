@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,19 @@ class Runner:
     def told(self) -> str:
         """What compiling took, for the line that shows progress."""
         return f"  compiled in {self._seconds:.0f} s" if self._compiled is not None else ""
+
+    @contextmanager
+    def tuned(self) -> Iterator[None]:
+        """For steps of training: their shapes come back, so cuDNN may try its algorithms on each and keep the fastest.
+
+        Not for the reference: which one is the fastest differs from run to run, and so does rounding.
+        """
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or self.engine.twin
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     def view(self, x: Tensor) -> View:
         """Features and logits of one pass, float32."""

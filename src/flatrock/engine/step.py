@@ -32,6 +32,11 @@ class StepOutcome:
 
 def train_step(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
     """One update of the weights; `guard` also verifies ball and box of what the attack returned (it costs a sync)."""
+    with job.runner.tuned():
+        return _update(job, batch, step=step, guard=guard)
+
+
+def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
     x, y = _mixed(job, batch, step)
     stage = Stage(job, x, y, batch.ids, job.moment(step))
     noise: Shift = {}

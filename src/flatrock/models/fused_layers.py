@@ -109,7 +109,7 @@ def follow(affines: Sequence[Affine], norms: Sequence[nn.Module]) -> None:
         return
 
     def held(name: str) -> list[Tensor]:
-        return [getattr(n, name).detach().to(a.scale.dtype) for a, n in pairs if getattr(n, name) is not None]
+        return [value.to(a.scale.dtype) for a, n in pairs if (value := getattr(n, name)) is not None]
 
     with torch.no_grad():
         scale = list(torch._foreach_add(held("running_var"), [n.eps for _, n in pairs]))

@@ -173,10 +173,7 @@ class Replay:
         self._stream.wait_stream(torch.cuda.current_stream())
         try:
             torch.cuda.set_sync_debug_mode("error")
-            with (
-                torch.cuda.stream(self._stream),
-                _tuned(),
-            ):  # libraries choose and allocate on the first call of a shape
+            with torch.cuda.stream(self._stream):  # libraries choose and allocate on the first call of a shape
                 work()
         except RuntimeError:
             return False
@@ -188,14 +185,14 @@ class Replay:
 
     def _record(self, work: Work, x: Tensor) -> _Recording:
         forward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=self._pool, stream=self._stream), _tuned():
+        with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
             logits = work(x)
         self._pool = forward.pool()
         recording = _Recording(forward, x, logits)
         if x.requires_grad:
             recording.grad_logits = torch.zeros_like(logits.detach())
             recording.backward = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recording.backward, pool=self._pool, stream=self._stream), _tuned():
+            with torch.cuda.graph(recording.backward, pool=self._pool, stream=self._stream):
                 # Kept: what the forward pass saved must not be given to a later recording.
                 (grad,) = torch.autograd.grad(logits, x, recording.grad_logits, retain_graph=True)
             recording.grad_x = grad
@@ -203,7 +200,7 @@ class Replay:
 
     def _record_whole(self, work: Callable[..., Tensor], tensors: list[Tensor]) -> _Whole:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream), _tuned():
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = work(*tensors)
         self._pool = graph.pool()
         return _Whole(graph, tensors, output)
@@ -226,14 +223,3 @@ def _both_ways(work: Work, x: Tensor) -> None:
     logits = work(x)
     if x.requires_grad:
         torch.autograd.grad(logits, x, torch.zeros_like(logits))
-
-
-@contextmanager
-def _tuned() -> Iterator[None]:
-    """cuDNN tries its algorithms on a new shape and keeps the fastest: what is recorded is replayed often."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -82,7 +82,6 @@ class Twin(nn.Module):
         gradients: bool = False,
     ) -> None:
         super().__init__()
-        self._source = [model]  # in a list, so that the network does not become a part of its twin
         self._dtype = dtype
         self.inner, self.plain = fused(copy.deepcopy(model).eval(), trace=trace)
         self.inner.to(dtype).requires_grad_(False)
@@ -90,19 +89,25 @@ class Twin(nn.Module):
         if self._channels_last:
             self.inner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._affines = [m for m in self.inner.modules() if isinstance(m, Affine)]
-        self._mine, self._theirs = _pairs(self.inner, model)
+        self._pairs = _pairs(self.inner, model)
+        # In a list, so that the network does not become a part of its twin.
+        self._norms = [model.get_submodule(a.source) for a in self._affines]
         self._gradients = gradients
         self._replay = Replay(gradients=gradients)
         self.eval()
 
     def follow(self) -> None:
         """Take over the weights and statistics the network has now."""
-        model = self._source[0]
-        state = _tensors(model)
+        now = [(mine, tensors[name]) for mine, tensors, name in self._pairs]
+        alike = [pair for pair in now if pair[0].shape == pair[1].shape]
         with torch.no_grad():
-            if self._mine:
-                torch._foreach_copy_(self._mine, [state[name].detach() for name in self._theirs])
-            follow(self._affines, [model.get_submodule(a.source) for a in self._affines])
+            if alike:  # all in one launch
+                mine, theirs = zip(*alike, strict=True)
+                torch._foreach_copy_(mine, theirs)
+            for wide, tensor in now:
+                if wide.shape != tensor.shape:  # a padded convolution follows in its first channels
+                    wide[:, : tensor.shape[1]].copy_(tensor)
+            follow(self._affines, self._norms)
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits of a pass in reduced precision."""
@@ -175,23 +180,23 @@ def probe_inputs(model: Classifier) -> Tensor:
     return x.to(device=tensor.device, dtype=tensor.dtype)
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, shared ones under each of their names."""
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
+def _places(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Where a network keeps each parameter and buffer, by name; tensors may be replaced there."""
+    found: dict[str, dict[str, Any]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for held in (module._parameters, module._buffers):
+            found |= {f"{prefix}.{name}".lstrip("."): held for name, tensor in held.items() if tensor is not None}
+    return found
 
 
-def _pairs(inner: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[str]]:
-    """Tensors of the copy and the names of those they follow; a padded convolution follows in its first channels."""
-    theirs = _tensors(model)
-    mine, names = [], []
+def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, Any], str]]:
+    """Tensors of the copy, and where those they follow are kept, under which name."""
+    theirs = _places(model)
+    found = []
     for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
         owner, _, last = name.rpartition(".")
         module: Any = inner.get_submodule(owner)
         source = f"{module.source}.{last}" if isinstance(module, Affine | PaddedConv) else name
-        if source not in theirs:
-            continue  # a tensor that is neither parameter nor buffer of the network: nothing trains it
-        shape = theirs[source].shape
-        names.append(source)
-        mine.append(tensor.detach() if tensor.shape == shape else tensor.detach()[:, : shape[1]])
-    return mine, names
+        if source in theirs:  # else it is neither parameter nor buffer of the network: nothing trains it
+            found.append((tensor.detach(), theirs[source], last))
+    return found

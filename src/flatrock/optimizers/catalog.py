@@ -22,7 +22,11 @@ def sgd(
 ) -> torch.optim.SGD:
     """torch's own SGD. It draws nothing: `seed` is taken because every optimizer here takes one."""
     check_sgd("sgd", lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
-    return torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    made = torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    if all(p.is_cuda for group in made.param_groups for p in group["params"]):
+        for group in made.param_groups:
+            group |= {"fused": True, "foreach": False}  # the whole step in one pass over memory
+    return made
 
 
 OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer")

@@ -36,6 +36,8 @@ from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.schema import Recipe
 
 DEFAULT_RUNS = Path("runs")
+# Compiling takes as long as some hundred steps.
+WORTH_COMPILING = 1000
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -61,11 +63,12 @@ def build_job(
     split = held_out_split(data, size=recipe.data.held_out) if recipe.data.held_out else Split(data, data, "none")
     train = fair_subset(split.train, recipe.data.limit)
     extra = _extra(recipe, data)
-    engine = build_engine(recipe, where)
+    seed = Seed(recipe.seed)
+    loader = _loader(recipe, train, extra, seed, where)
+    engine = build_engine(recipe, where, steps=recipe.train.max_steps or recipe.train.epochs * len(loader))
     model = _placed(recipe, where, engine)
     check_fit(model, data)
     selection = fair_subset(_selection(recipe, split, data_folder), recipe.select.size)
-    seed = Seed(recipe.seed)
     return Job(
         name=recipe.name,
         folder=folder or DEFAULT_RUNS / recipe.name,
@@ -83,7 +86,7 @@ def build_job(
         threat=build_threat(recipe),
         attack=None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options),
         bn_mode=recipe.attack.bn_mode,
-        loader=_loader(recipe, train, extra, seed, where),
+        loader=loader,
         optimizer=build_optimizer(recipe.optimizer, model, seed),
         schedule=SCHEDULES.make(
             recipe.schedule.name, lr=recipe.optimizer.lr, epochs=recipe.train.epochs, **recipe.schedule.options
@@ -118,11 +121,17 @@ def _placed(recipe: Recipe, device: torch.device, engine: Engine) -> Classifier:
     return model
 
 
-def build_engine(recipe: Recipe, device: torch.device) -> Engine:
-    """The recipe's choices; `auto` is the reference, float32 and not compiled."""
-    precision = "float32" if recipe.engine.precision == "auto" else recipe.engine.precision
-    compiled = recipe.engine.compile is True
-    return Engine(precision=precision, compile=compiled, twin=device.type == "cuda" and precision == "bfloat16")
+def build_engine(recipe: Recipe, device: torch.device, *, steps: int) -> Engine:
+    """The recipe's choices for a run of so many steps; `auto` is what makes a GPU fast, and the reference elsewhere."""
+    gpu = device.type == "cuda"
+    plain = any(method.needs_reference for method in build_flatness(recipe).values())
+    auto = "bfloat16" if gpu and not plain else "float32"
+    precision = auto if recipe.engine.precision == "auto" else recipe.engine.precision
+    fast = gpu and precision == "bfloat16"
+    compiled = recipe.engine.compile
+    if compiled == "auto":
+        compiled = fast and steps >= WORTH_COMPILING
+    return Engine(precision=precision, compile=compiled, twin=fast)
 
 
 def build_model(recipe: Recipe) -> Classifier:

@@ -190,7 +190,7 @@ class Evaluate(Section):
 
 
 class EngineKeys(Section):
-    """How a step is computed. `auto` is the reference: float32, not compiled. See docs/speed.md.
+    """How a step is computed. `auto` is the reference, float32 and not compiled, except on a GPU. See docs/speed.md.
 
     These choices round differently but ask for the same training: they are not part of the recipe's hash, and the ones
     taken are in the run's provenance.
