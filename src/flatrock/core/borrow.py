@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,18 +30,33 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Undo whatever happens to buffers inside (BatchNorm statistics, counters)."""
-    saved = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
+    held = [(m, name, buffer) for m in model.modules() for name, buffer in m.named_buffers(recurse=False)]
+    buffers = [buffer for _, _, buffer in held]
+    values = _copies(buffers)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for module, name, buffer, value in saved:
-                buffer.copy_(value)
-                setattr(module, name, buffer)  # a module may have put another tensor in its place
+        _put(buffers, values)
+        for module, name, buffer in held:
+            if module._buffers.get(name) is not buffer:  # a module may have put another tensor in its place
+                setattr(module, name, buffer)
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """New tensors with these values."""
+    values = [torch.empty_like(t, requires_grad=False) for t in tensors]
+    _put(values, tensors)
+    return values
+
+
+@torch.no_grad()
+def _put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy values into tensors, those of one kind in one launch: a network has many small ones."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(i)
+    for chosen in kinds.values():
+        torch._foreach_copy_([tensors[i] for i in chosen], [values[i] for i in chosen])
 
 
 @contextmanager
@@ -68,19 +83,16 @@ def nudged(model: nn.Module, shift: Mapping[str, Tensor], *, keep_change: bool =
         yield
         return
     parameters = dict(model.named_parameters())
-    saved = {name: parameters[name].detach().clone() for name in shift}
+    moved, deltas = [parameters[name].detach() for name in shift], list(shift.values())
+    saved = _copies(moved)
     try:
-        with torch.no_grad():
-            for name, delta in shift.items():
-                parameters[name].add_(delta)
+        torch._foreach_add_(moved, deltas)
         yield
         if keep_change:
-            with torch.no_grad():
-                saved = {n: w + (parameters[n] - (w + shift[n])) for n, w in saved.items()}
+            changes = torch._foreach_sub(moved, torch._foreach_add(saved, deltas))
+            saved = list(torch._foreach_add(saved, changes))
     finally:
-        with torch.no_grad():
-            for name, value in saved.items():
-                parameters[name].copy_(value)
+        _put(moved, saved)
 
 
 @contextmanager

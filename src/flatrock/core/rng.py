@@ -58,7 +58,11 @@ class Seed:
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A fresh torch generator that starts from this seed."""
-        return torch.Generator(device=device).manual_seed(_signed(self.key))
+        return self.restart(torch.Generator(device=device))
+
+    def restart(self, generator: torch.Generator) -> torch.Generator:
+        """Let a generator start from this seed."""
+        return generator.manual_seed(_signed(self.key))
 
     def permutation(self, n: int) -> Tensor:
         """A shuffle of 0..n-1, drawn on the CPU so that it is the same on every device."""

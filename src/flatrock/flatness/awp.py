@@ -79,14 +79,16 @@ def climb(
     names = [n for n in weights if n in gradients]
     if not names:
         return shift
-    sizes = torch._foreach_norm([weights[n] for n in names])
-    slopes = torch._foreach_norm([gradients[n] for n in names])
+    # All layers' numbers in one vector each: a step must not launch a kernel per number.
+    sizes = torch.stack(torch._foreach_norm([weights[n] for n in names]))
+    slopes = torch.stack(torch._foreach_norm([gradients[n] for n in names]))
+    factors, limits = step_size * sizes / (slopes + TINY), gamma * sizes
     moved: dict[str, Tensor] = {}
-    for name, size, slope in zip(names, sizes, slopes, strict=True):
-        ascent = gradients[name] * (step_size * size / (slope + TINY))
+    for name, factor, limit in zip(names, factors.unbind(), limits.unbind(), strict=True):
+        ascent = gradients[name] * factor
         if name not in shift and step_size <= gamma:
             moved[name] = ascent  # within the constraint by construction
             continue
         v = shift[name] + ascent if name in shift else ascent
-        moved[name] = v * (gamma * size / (torch.linalg.vector_norm(v) + TINY)).clamp(max=1)
+        moved[name] = v * (limit / (torch.linalg.vector_norm(v) + TINY)).clamp(max=1)
     return {**shift, **moved}

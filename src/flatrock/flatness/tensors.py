@@ -50,8 +50,14 @@ def noise(model: nn.Module, which: str, sigma: float, seed: Seed) -> Shift:
     """
     if sigma == 0:
         return {}
-    return {name: sigma * _normal(p, seed.child(name)) for name, p in chosen(model, which).items()}
+    tensors = chosen(model, which)
+    generators: dict[torch.device, torch.Generator] = {}
+    return {name: _normal(p, sigma, seed.child(name), generators) for name, p in tensors.items()}
 
 
-def _normal(like: Tensor, seed: Seed) -> Tensor:
-    return torch.randn(like.shape, generator=seed.generator(like.device), dtype=like.dtype, device=like.device)
+def _normal(like: Tensor, sigma: float, seed: Seed, generators: dict[torch.device, torch.Generator]) -> Tensor:
+    """In the memory layout of the parameter; one generator per device, started anew: making one takes its time."""
+    if like.device not in generators:
+        generators[like.device] = torch.Generator(like.device)
+    generator = seed.restart(generators[like.device])
+    return torch.empty_like(like, requires_grad=False).normal_(std=sigma, generator=generator)

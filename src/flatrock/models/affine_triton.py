@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows and channels of the tile one program works on.
-ROWS, CHANNELS = 64, 64
+# Entries of the tile one program works on, and the most channels of it.
+TILE, CHANNELS = 4096, 64
 
 
 @triton.jit
@@ -63,11 +63,13 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
 
 
-def _shape(x: Tensor) -> tuple[int, int, tuple[int, int]]:
-    """Rows, channels, and the grid of programs."""
+def _shape(x: Tensor) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
+    """Rows, channels, the grid of programs, and the tile each works on: channels that leave no rest, if there are."""
     channels = x.shape[1]
     rows = x.numel() // channels
-    return rows, channels, (triton.cdiv(rows, ROWS), triton.cdiv(channels, CHANNELS))
+    wide = next((size for size in (CHANNELS, CHANNELS // 2) if channels % size == 0), CHANNELS)
+    tile = TILE // wide, wide
+    return rows, channels, (triton.cdiv(rows, tile[0]), triton.cdiv(channels, tile[1])), tile
 
 
 def affine(
@@ -78,8 +80,8 @@ def affine(
     y = None if y is None else _dense(y)
     out = torch.empty_like(x)
     total = torch.empty_like(x) if keep else None
-    rows, channels, grid = _shape(x)
-    _forward[grid](x, y, scale, shift, total, out, rows, channels, y is not None, keep, relu, ROWS, CHANNELS)
+    rows, channels, grid, tile = _shape(x)
+    _forward[grid](x, y, scale, shift, total, out, rows, channels, y is not None, keep, relu, *tile)
     return out, total
 
 
@@ -88,6 +90,6 @@ def affine_backward(grad: Tensor, out: Tensor | None, scale: Tensor, more: Tenso
     grad = _dense(grad)
     more = None if more is None else _dense(more)
     result = torch.empty_like(grad)
-    rows, channels, grid = _shape(grad)
-    _backward[grid](grad, out, scale, more, result, rows, channels, out is not None, more is not None, ROWS, CHANNELS)
+    rows, channels, grid, tile = _shape(grad)
+    _backward[grid](grad, out, scale, more, result, rows, channels, out is not None, more is not None, *tile)
     return result
