@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from flatrock.core.tensorfile import load
 from flatrock.data.loader import Batch
 from flatrock.engine.job import Job
+from flatrock.engine.loop import train
 from flatrock.engine.step import train_step
 from flatrock.engine.watch import GPU_ASKED_EVERY, Watch
 from flatrock.recipes.build import build_job
@@ -98,3 +100,20 @@ def test_batches_come_without_waiting(make_recipe: MakeRecipe, tmp_path: Path) -
     next(epoch)  # the order of an epoch is drawn on the CPU
     with no_waiting():
         assert len(list(epoch)) == len(job.loader) - 1
+
+
+@pytest.mark.parametrize("engine", [REFERENCE, FAST], ids=["reference", "fast"])
+def test_a_stopped_run_goes_on(make_recipe: MakeRecipe, tmp_path: Path, stopper: Any, engine: dict[str, Any]) -> None:
+    """Momentum, average and statistics come back in a layout the kernels take."""
+    recipe = make_recipe(flatness=METHODS["swa"], **engine)
+
+    def job(name: str) -> Job:
+        return build_job(recipe, folder=tmp_path / name, device="cuda")
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job("stopped"), progress=stopper(8))
+    resumed, whole = train(job("stopped"), resume=True), train(job("whole"))
+    assert resumed.status == "finished"
+    last, true = (load(folder / "last.safetensors")[0] for folder in (resumed.folder, whole.folder))
+    for name, tensor in true.items():
+        assert float((last[name] - tensor).float().norm()) <= 0.02 * float(tensor.float().norm()) + 1e-6, name

@@ -123,10 +123,10 @@ def test_compiled_for_one_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last, smaller batch of an epoch runs as it is."""
     sizes: list[int] = []
 
-    def compiler(work: Callable[[Tensor], Any], **options: Any) -> Callable[[Tensor], Any]:
-        def compiled(x: Tensor) -> Any:
-            sizes.append(len(x))
-            return work(x)
+    def compiler(work: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def compiled(*passes: Tensor) -> Any:
+            sizes.extend(len(x) for x in passes)
+            return work(*passes)
 
         return compiled
 
@@ -137,6 +137,9 @@ def test_compiled_for_one_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (4, 6, 6, 4, 6):
         runner.view(inputs(size))
     assert sizes == [6, 6, 6]
+    runner.views(inputs(6), inputs(6))  # two passes at once
+    runner.views(inputs(6), inputs(4))
+    assert sizes == [6] * 5
     assert not runner.must_compile
     assert runner.told == "  compiled in 0 s"
 

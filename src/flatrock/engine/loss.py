@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flatrock.core.borrow import kept_buffers, nudged
 from flatrock.core.hooks import Look, Moment, Penalty, Shift
-from flatrock.core.types import LABEL_TERMS, Parts, Point, View, Views
+from flatrock.core.types import LABEL_TERMS, Parts, Point, Views
 from flatrock.engine.job import Job
 from flatrock.engine.runner import Runner
 
@@ -36,14 +36,17 @@ class Descent:
 
 def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, x_adv: Tensor) -> Views:
     """Run the named passes in order; a repeated one is run without gradient, for BatchNorm's sake only."""
-    seen: dict[str, View] = {}
+    where = {"clean": x, "adv": x_adv}
+    if len(set(passes)) == len(passes):
+        seen = dict(zip(passes, runner.views(*(where[name] for name in passes)), strict=True))
+        return Views(seen.get("clean"), seen.get("adv"))
+    seen = {}
     for name in passes:
-        where = x if name == "clean" else x_adv
         if name in seen:
             with torch.no_grad():
-                runner.view(where)
+                runner.view(where[name])
         else:
-            seen[name] = runner.view(where)
+            seen[name] = runner.view(where[name])
     return Views(seen.get("clean"), seen.get("adv"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Runner:
         self.findings: dict[str, str] = {}
         self._size = size
         self._seconds = 0.0  # that compiling took
-        self._compiled: Callable[[Tensor], View] | None = None
+        self._compiled: Callable[..., Sequence[Tensor]] | None = None
         self._caster = _Autocast(self)
         self._twin: Twin | None = None
 
@@ -66,22 +66,27 @@ class Runner:
 
     def view(self, x: Tensor) -> View:
         """Features and logits of one pass, float32."""
+        return self.views(x)[0]
+
+    def views(self, *inputs: Tensor) -> tuple[View, ...]:
+        """One pass after the other; compiled together, so that little happens between them."""
         # Another size would be compiled anew; the last batch of an epoch is not worth that.
-        if not self.engine.compile or "T01" in self.findings or x.shape[0] != self._size:
-            return self._pass(x)
+        fits = all(x.shape[0] == self._size for x in inputs)
+        if not self.engine.compile or "T01" in self.findings or not fits:
+            return _paired(self._passes(*inputs))
         begun = time.monotonic()
-        compiled = self._compiled or torch.compile(self._pass, mode="reduce-overhead", dynamic=False)
+        compiled = self._compiled or torch.compile(self._passes, mode="reduce-overhead", dynamic=False)
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
-            seen: View = compiled(x)
+            seen = compiled(*inputs)
         except Exception as error:
             first = (str(error).splitlines() or [""])[0][:160]
             self.findings["T01"] = f"the network is not compiled ({type(error).__name__}: {first})"
             self._compiled = None
-            return self._pass(x)
+            return _paired(self._passes(*inputs))
         if self._compiled is None:
             self._compiled, self._seconds = compiled, time.monotonic() - begun
-        # The next pass overwrites what this one returned.
-        return View(features=seen.features.clone(), logits=seen.logits.clone())
+        # The next passes overwrite what these returned.
+        return _paired([tensor.clone() for tensor in seen])
 
     def attacked(self, bn_mode: str) -> nn.Module:
         """What the attack queries, at the weights of now, in the mode the model is in."""
@@ -106,15 +111,25 @@ class Runner:
         if not bool(torch.isfinite(logits).all() & torch.isfinite(grad).all()):
             self.findings["T02"] = "the attack's float16 copy overflows; attacks use the bfloat16 passes instead"
 
-    def _pass(self, x: Tensor) -> View:
+    def _passes(self, *inputs: Tensor) -> list[Tensor]:
+        """Features and logits of one input after the other."""
+        return [tensor for x in inputs for tensor in self._pass(x)]
+
+    def _pass(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.engine.precision == "float32" or not isinstance(self.model, Classifier):
-            return view(self.model, x)
+            seen = view(self.model, x)
+            return seen.features, seen.logits
         if x.dim() == 4 and x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, torch.bfloat16):
             features = self.model.features(x)
         features = features.float()  # the head, like losses, in float32
-        return View(features=features, logits=self.model.head(features))
+        return features, self.model.head(features)
+
+
+def _paired(tensors: Sequence[Tensor]) -> tuple[View, ...]:
+    """What `_passes` returns, by pass."""
+    return tuple(View(features=f, logits=z) for f, z in zip(tensors[::2], tensors[1::2], strict=True))
 
 
 class _Autocast(nn.Module):

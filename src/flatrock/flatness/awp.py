@@ -85,7 +85,8 @@ def climb(
     factors, limits = step_size * sizes / (slopes + TINY), gamma * sizes
     moved: dict[str, Tensor] = {}
     for name, factor, limit in zip(names, factors.unbind(), limits.unbind(), strict=True):
-        ascent = gradients[name] * factor
+        # In the layout of the weights: tensors laid out alike are added all at once.
+        ascent = torch.mul(gradients[name], factor, out=torch.empty_like(weights[name], requires_grad=False))
         if name not in shift and step_size <= gamma:
             moved[name] = ascent  # within the constraint by construction
             continue
