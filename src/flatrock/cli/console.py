@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,6 +25,8 @@ console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(markup=False, emoji=False, highlight=False, stderr=True)
 # Without a terminal (a log file, CI) a line is printed this often instead of a moving bar.
 LOG_SECONDS = 10.0
+# Throughput is that of so many last seconds.
+WINDOW = 60.0
 
 
 def say(*parts: str | tuple[str, str], to: Console | None = None) -> None:
@@ -51,8 +54,9 @@ class TerminalProgress:
         self._bars: Bars | None = None
         self._task = ""
         self._named = False
-        self._total = self._done = self._first = 0
-        self._began = self._told = 0.0
+        self._total = self._done = 0
+        self._told = 0.0
+        self._marks: deque[tuple[float, int]] = deque()  # when how much was done, over the last WINDOW seconds
 
     def __enter__(self) -> TerminalProgress:
         return self
@@ -63,8 +67,9 @@ class TerminalProgress:
     def begin(self, task: str, total: int, done: int = 0) -> None:
         """Start a bar."""
         self.end()
-        self._task, self._named, self._total, self._done, self._first = task, False, total, done, done
-        self._began = self._told = time.monotonic()
+        self._task, self._named, self._total, self._done = task, False, total, done
+        self._told = time.monotonic()
+        self._marks = deque([(self._told, done)])
         if console.is_terminal:
             self._bars = _TwoLines(
                 BarColumn(bar_width=24),
@@ -83,7 +88,7 @@ class TerminalProgress:
         """Move the bar."""
         self._done += units
         now = time.monotonic()
-        speed = (self._done - self._first) / max(now - self._began, 1e-9)
+        speed = self._speed(now)
         if self._bars is not None:
             self._bars.update(self._bars.task_ids[0], advance=units, note=note, speed=_rate(speed))
         elif now - self._told > LOG_SECONDS:
@@ -93,6 +98,15 @@ class TerminalProgress:
                 self._named = True
             left = (self._total - self._done) / speed if speed > 0 else math.inf
             say(f"  {100 * self._done / max(self._total, 1):3.0f}%  {_rate(speed)}  ETA {clock(left)}  {note}")
+
+    def _speed(self, now: float) -> float:
+        """Units per second of late: work often begins with something slow that does not come back."""
+        if now - self._marks[-1][0] > WINDOW / 20:
+            self._marks.append((now, self._done))
+            while len(self._marks) > 2 and now - self._marks[1][0] > WINDOW:
+                self._marks.popleft()
+        begun, before = self._marks[0]
+        return (self._done - before) / max(now - begun, 1e-9)
 
     def end(self) -> None:
         """Remove the bar."""

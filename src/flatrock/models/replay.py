@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -169,10 +170,12 @@ class Replay:
         A recording that breaks off would leave torch's random generator unusable, so it is not simply tried.
         """
         before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():  # torch tells once that it does not know of every wait
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         try:
-            torch.cuda.set_sync_debug_mode("error")
             with torch.cuda.stream(self._stream):  # libraries choose and allocate on the first call of a shape
                 work()
         except RuntimeError:
