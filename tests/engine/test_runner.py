@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,11 @@ def inputs(count: int = 6) -> Tensor:
     return torch.rand(count, 1, 8, 8, generator=Seed(1).generator())
 
 
+def attacked(runner: Runner, bn_mode: str = "eval", shift: Mapping[str, Tensor] | None = None) -> nn.Module:
+    with runner.attacked(bn_mode, shift or {}) as model:
+        return model
+
+
 def running(job: Job, engine: Engine) -> Job:
     return replace(job, runner=Runner(job.model, engine, size=job.recipe["train"]["batch_size"]))
 
@@ -47,8 +52,13 @@ def losses(job: Job, count: int = 3) -> list[float]:
 def test_the_plain_engine_is_the_network_itself() -> None:
     model = create_model("digits_cnn", num_classes=10)
     runner = Runner(model)
-    assert runner.attacked("eval") is model
-    assert runner.attacked("train") is model
+    for bn_mode in ("eval", "train"):
+        shift = {"head.bias": torch.ones(10)}
+        bias = model.head.bias.detach().clone()
+        with runner.attacked(bn_mode, shift) as queried:
+            assert queried is model
+            assert torch.equal(model.head.bias, bias + 1)
+        assert torch.equal(model.head.bias, bias)
     model.eval()
     got, true = runner.view(inputs()), view(model, inputs())
     assert torch.equal(got.logits, true.logits)
@@ -71,25 +81,28 @@ def test_bfloat16_keeps_weights_losses_and_head_in_float32() -> None:
 def test_attacks_in_eval_mode_query_the_twin_at_the_weights_of_now() -> None:
     model = create_model("digits_cnn", num_classes=10).eval()
     runner = Runner(model, Engine(precision="bfloat16", twin=True))
-    twin = runner.attacked("eval")
+    twin = attacked(runner)
     assert isinstance(twin, Twin)
     with torch.no_grad():
         near = twin(inputs())
         assert float((near - model(inputs())).abs().max()) < 0.02
         shift = {name: 0.02 * torch.ones_like(p) for name, p in model.named_parameters()}
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        moved = attacked(runner, shift=shift)(inputs())  # weights, biases and BatchNorms alike
+        assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
         with nudged(model, shift):
-            moved = runner.attacked("eval")(inputs())
             assert torch.allclose(moved, model(inputs()), rtol=0.02, atol=0.02 * float(moved.abs().max()))
+            assert torch.equal(attacked(runner)(inputs()), moved)
         assert float((moved - near).abs().max()) > 0.1
-        assert torch.equal(runner.attacked("eval")(inputs()), near)
+        assert torch.equal(attacked(runner)(inputs()), near)
 
 
 def test_attacks_in_train_mode_use_batch_statistics() -> None:
     model = create_model("digits_cnn", num_classes=10).train()
-    attacked = Runner(model, Engine(precision="bfloat16", twin=True)).attacked("train")
-    assert not isinstance(attacked, Twin)
+    queried = attacked(Runner(model, Engine(precision="bfloat16", twin=True)), "train")
+    assert not isinstance(queried, Twin)
     before = model.get_buffer("bn1.running_mean").clone()
-    assert attacked(inputs()).dtype == torch.float32
+    assert queried(inputs()).dtype == torch.float32
     assert not torch.equal(model.get_buffer("bn1.running_mean"), before)
 
 
@@ -212,7 +225,7 @@ def test_a_twin_that_overflows_is_not_used() -> None:
     model = create_model("digits_cnn", num_classes=10)
     runner = Runner(model, Engine(precision="bfloat16", twin=True))
     runner.check(inputs(), "eval")
-    assert isinstance(runner.attacked("eval"), Twin)
+    assert isinstance(attacked(runner), Twin)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "bn" in name and name.endswith("weight"):
@@ -220,7 +233,7 @@ def test_a_twin_that_overflows_is_not_used() -> None:
     model.eval()
     assert bool(torch.isfinite(runner.view(inputs()).logits).all())
     runner.check(inputs(), "eval")
-    assert not isinstance(runner.attacked("eval"), Twin)
+    assert not isinstance(attacked(runner), Twin)
     assert list(runner.findings) == ["T02"]
 
 

@@ -141,10 +141,9 @@ def test_attack_leaves_no_gradient_on_weights(make_job: MakeJob, tmp_path: Path,
     assert spy.grads == [None] * len(spy.grads)
     assert not any(spy.wanted), "weights are frozen while the attack runs"
     assert all(p.requires_grad for p in job.model.parameters())
-    left = [p.grad.clone() for p in job.model.parameters() if p.grad is not None]
+    assert any(p.grad is not None for p in job.model.parameters())
     train_step(job, batch, step=1, guard=True)
-    during = [g for g in spy.grads if g is not None]
-    assert all(torch.equal(a, b) for a, b in zip(left, during, strict=True)), "the attack added to old gradients"
+    assert spy.grads == [None] * len(spy.grads), "old gradients go before the attack, which adds none"
 
 
 def test_gradient_is_that_of_the_loss_alone(make_job: MakeJob, tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ class LinfSquares:
     def proposals(self, x: Tensor, u: Tensor, fractions: Sequence[float]) -> Propose:
         """The best point with one window repainted."""
         height, width = x.shape[-2:]
-        sides = torch.tensor([side_length(p, height, width, "linf") for p in fractions], device=x.device)
+        sides = torch.tensor([side_length(p, height, width, "linf") for p in fractions])
+        sides = sides.to(x.device, non_blocking=True)  # made on a GPU it would be waited for
         places = u[:, : len(sides), :2]
         rows = _covered(places[..., 0], sides.clamp_max(height), height)
         columns = _covered(places[..., 1], sides, width)

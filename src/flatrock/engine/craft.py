@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from flatrock.attacks.craft import check_crafted
-from flatrock.core.borrow import frozen, kept_buffers, mode, nudged
+from flatrock.core.borrow import frozen, kept_buffers, mode
 from flatrock.core.hooks import Shift
 from flatrock.core.types import PathAttack, Point
 from flatrock.engine.loss import Stage
@@ -20,8 +20,11 @@ def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
     if job.attack is None:
         return (Point(stage.x),)
     gen = job.seed.child("attack", stage.moment.step).samples(stage.ids)
-    with _attack_mode(job.model, job.bn_mode), frozen(job.model), nudged(job.model, shift):
-        model = job.runner.attacked(job.bn_mode)
+    with (
+        _attack_mode(job.model, job.bn_mode),
+        frozen(job.model),
+        job.runner.attacked(job.bn_mode, shift) as model,
+    ):
         if isinstance(job.attack, PathAttack):
             path = job.attack.path(model, stage.x, stage.y, job.threat, gen)
             return tuple(Point(p.x_adv.detach(), p.weight) for p in path)

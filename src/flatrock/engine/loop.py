@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatError, TrainingError
 from flatrock.core.progress import Progress, Silent
@@ -52,6 +53,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
         with kept_global_rng(job.device):
             while state.epoch < job.epochs and not _spent(job, state):
                 _run_epoch(job, folder, state, progress)
+                _note_memory(job, folder)
                 _end_epoch(job, folder, state, events)
         if total == job.epochs * steps and state.history[-1].collapsed:
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
@@ -65,16 +67,25 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
         progress.end()
         events.close()
     status = "finished" if total == job.epochs * steps else "truncated"
-    folder.write_info(status=status, reason="", epochs_done=len(state.history), **_memory(job, folder))
+    folder.write_info(status=status, reason="", epochs_done=len(state.history))
     return folder.run()
 
 
-def _memory(job: Job, folder: RunFolder) -> dict[str, int]:
-    """The most memory this process has taken from the GPU, in bytes; a resumed run keeps the larger figure."""
-    if job.device.type != "cuda":
-        return {}
-    taken = torch.cuda.max_memory_reserved(job.device)
-    return {"peak_memory_bytes": max(taken, folder.read_info().get("peak_memory_bytes", 0))}
+def _note_memory(job: Job, folder: RunFolder) -> None:
+    """Keep the most bytes of the GPU an epoch of training has taken so far."""
+    if job.device.type == "cuda":
+        taken = torch.cuda.max_memory_reserved(job.device)
+        if taken > folder.read_info().get("peak_memory_bytes", 0):
+            folder.write_info(peak_memory_bytes=taken)
+
+
+def _probed(job: Job, model: nn.Module) -> ProbeOutcome:
+    """What the probe says. On a GPU it takes more memory than a step does; that is given back and not remembered."""
+    outcome = job.probe(model)
+    if job.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(job.device)
+    return outcome
 
 
 def _spent(job: Job, state: TrainState) -> bool:
@@ -171,7 +182,7 @@ def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog)
     check_finite(model_tensors(job.model))
     epoch = state.epoch + 1
     final = epoch == job.epochs or _spent(job, state)
-    outcome = job.probe(job.model) if final or epoch % job.probe_every == 0 else None
+    outcome = _probed(job, job.model) if final or epoch % job.probe_every == 0 else None
     record = _record(job, state, outcome)
     if job.averaging is not None:
         record = _end_average(job, folder, state, record)
@@ -187,7 +198,7 @@ def _end_average(job: Job, folder: RunFolder, state: TrainState, record: EpochRe
     best = best_record(state.history, "average_best_epoch")
     with averaged(job, job.averaging, step=record.step - 1) as model:
         tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
-        outcome = None if record.robust is None else job.probe(model)
+        outcome = None if record.robust is None else _probed(job, model)
     check_finite(tensors)
     beaten = None if best is None else (best.average_clean, best.average_robust)
     improved = outcome is not None and _better(job, outcome, beaten)

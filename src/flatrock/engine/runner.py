@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from flatrock.core.borrow import nudged
+from flatrock.core.hooks import Shift
 from flatrock.core.types import View
 from flatrock.models.classifier import Classifier
 from flatrock.models.twin import Twin, faithful, probe_inputs
@@ -88,23 +90,34 @@ class Runner:
         # The next passes overwrite what these returned.
         return _paired([tensor.clone() for tensor in seen])
 
-    def attacked(self, bn_mode: str) -> nn.Module:
-        """What the attack queries, at the weights of now, in the mode the model is in."""
-        if bn_mode == "eval" and self.engine.twin and "T02" not in self.findings and isinstance(self.model, Classifier):
-            if self._twin is None:
-                self._twin = faithful(self.model, probe_inputs(self.model), gradients=True)
-            self._twin.follow()
-            return self._twin
-        return self.model if self.engine == Engine() else self._caster
+    @contextmanager
+    def attacked(self, bn_mode: str, shift: Shift) -> Iterator[nn.Module]:
+        """What the attack queries, at the weights of now plus `shift`, in the mode the model is in."""
+        twin = self._twin_for(bn_mode)
+        if twin is not None:
+            twin.follow(shift)
+            yield twin
+        else:
+            with nudged(self.model, shift):
+                yield self.model if self.engine == Engine() else self._caster
+
+    def _twin_for(self, bn_mode: str) -> Twin | None:
+        fast = bn_mode == "eval" and self.engine.twin and "T02" not in self.findings
+        if not fast or not isinstance(self.model, Classifier):
+            return None
+        if self._twin is None:
+            self._twin = faithful(self.model, probe_inputs(self.model), gradients=True)
+        return self._twin
 
     def check(self, x: Tensor, bn_mode: str) -> None:
         """Look whether the twin's numbers fit float16 on this batch (a wait for a GPU); from then on without it if not.
 
         Gradients that are not finite move no input: an attack would do nothing, and nobody would notice.
         """
-        twin = self.attacked(bn_mode)
-        if not isinstance(twin, Twin):
+        twin = self._twin_for(bn_mode)
+        if twin is None:
             return
+        twin.follow()
         leaf = x.detach().requires_grad_(True)
         logits = twin(leaf)
         (grad,) = torch.autograd.grad(torch.logsumexp(logits, 1).sum(), leaf)

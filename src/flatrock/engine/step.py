@@ -39,15 +39,13 @@ def train_step(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome
 def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
     x, y = _mixed(job, batch, step)
     stage = Stage(job, x, y, batch.ids, job.moment(step))
-    noise: Shift = {}
-    for method in job.flatness.values():
-        noise = merged(noise, method.before_attack(job.model, stage.moment))
+    job.optimizer.zero_grad(set_to_none=True)  # the attack may have their memory
     if guard:
         job.runner.check(x, job.bn_mode)
-    points = craft(stage, noise)
+    points = _attacked(stage, {})
     if guard:
         check(stage, points)
-    nudge = _nudge(stage, points, noise)
+    nudge = _nudge(stage, points)
     update = partial(descend, stage, nudge.points)
     with nudged(job.model, nudge.shift, keep_change=nudge.step_inside):
         done = update()
@@ -74,14 +72,21 @@ def _mixed(job: Job, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
     return mixup(batch.x, one_hot, job.seed.child("mixup", step), alpha=job.mixup_alpha)
 
 
-def _nudge(stage: Stage, points: tuple[Point, ...], noise: Shift) -> Nudge:
+def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:
+    """Inputs crafted at w + shift and the noise methods ask for, which is drawn anew, not kept: it is as large as w."""
+    for method in stage.job.flatness.values():
+        shift = merged(shift, method.before_attack(stage.job.model, stage.moment))
+    return craft(stage, shift)
+
+
+def _nudge(stage: Stage, points: tuple[Point, ...]) -> Nudge:
     """The weights the loss sees; recipes allow one method to move them."""
     scene = Scene(
         model=stage.job.model,
         moment=stage.moment,
         points=points,
         gradients=partial(objective_gradients, stage),
-        craft=lambda shift: craft(stage, merged(noise, shift)),
+        craft=partial(_attacked, stage),
     )
     for method in stage.job.flatness.values():
         nudge = method.before_loss(scene)

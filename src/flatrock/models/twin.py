@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.borrow import full_precision, kept_buffers, mode
+from flatrock.core.borrow import full_precision, kept_buffers, mode, nudged
 from flatrock.core.rng import Seed
 from flatrock.core.threat import rows
 from flatrock.models.classifier import Classifier
@@ -90,23 +90,29 @@ class Twin(nn.Module):
             self.inner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._affines = [m for m in self.inner.modules() if isinstance(m, Affine)]
         self._pairs = _pairs(self.inner, model)
-        # In a list, so that the network does not become a part of its twin.
+        # In lists, so that the network does not become a part of its twin.
+        self._source = [model]
         self._norms = [model.get_submodule(a.source) for a in self._affines]
         self._gradients = gradients
         self._replay = Replay(gradients=gradients)
         self.eval()
 
-    def follow(self) -> None:
-        """Take over the weights and statistics the network has now."""
-        now = [(mine, tensors[name]) for mine, tensors, name in self._pairs]
-        alike = [pair for pair in now if pair[0].shape == pair[1].shape]
-        with torch.no_grad():
-            if alike:  # all in one launch
-                mine, theirs = zip(*alike, strict=True)
+    def follow(self, shift: Mapping[str, Tensor] | None = None) -> None:
+        """Take over the weights, plus what `shift` has for them by name, and the statistics the network has now."""
+        shift = shift or {}
+        copied = {name for *_, name in self._pairs}
+        others = {name: delta for name, delta in shift.items() if name not in copied}
+        with torch.no_grad(), nudged(self._source[0], others):
+            now = [(mine, tensors[last], name) for mine, tensors, last, name in self._pairs]
+            plain = [(mine, tensor) for mine, tensor, name in now if name not in shift and mine.shape == tensor.shape]
+            if plain:  # all in one launch
+                mine, theirs = zip(*plain, strict=True)
                 torch._foreach_copy_(mine, theirs)
-            for wide, tensor in now:
-                if wide.shape != tensor.shape:  # a padded convolution follows in its first channels
-                    wide[:, : tensor.shape[1]].copy_(tensor)
+            for wide, tensor, name in now:
+                if name in shift or wide.shape != tensor.shape:
+                    value = tensor + shift[name] if name in shift else tensor
+                    # A padded convolution follows in its first channels.
+                    (wide if wide.shape == value.shape else wide[:, : value.shape[1]]).copy_(value)
             follow(self._affines, self._norms)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,8 +195,8 @@ def _places(model: nn.Module) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, Any], str]]:
-    """Tensors of the copy, and where those they follow are kept, under which name."""
+def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, Any], str, str]]:
+    """Tensors of the copy, where those they follow are kept, under which name there and in the network."""
     theirs = _places(model)
     found = []
     for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
@@ -198,5 +204,5 @@ def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, A
         module: Any = inner.get_submodule(owner)
         source = f"{module.source}.{last}" if isinstance(module, Affine | PaddedConv) else name
         if source in theirs:  # else it is neither parameter nor buffer of the network: nothing trains it
-            found.append((tensor.detach(), theirs[source], last))
+            found.append((tensor.detach(), theirs[source], last, source))
     return found

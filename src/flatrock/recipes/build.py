@@ -56,10 +56,8 @@ def build_job(
 ) -> Job:
     """Load the data, make the model and everything else; nothing is trained and nothing is written."""
     where = torch.device(device)
-    options = recipe.data.options
-    data = load_data(
-        recipe.data.name, "train", folder=data_folder, download=download, progress=progress or Silent(), **options
-    )
+    source, listener = recipe.data, progress or Silent()
+    data = load_data(source.name, "train", folder=data_folder, download=download, progress=listener, **source.options)
     split = held_out_split(data, size=recipe.data.held_out) if recipe.data.held_out else Split(data, data, "none")
     train = fair_subset(split.train, recipe.data.limit)
     extra = _extra(recipe, data)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEVELS = 15
+# At most as many steps between labels as fit beside each other, however wide the panel is.
+TICKS = 5
 # Surfaces that rise less than this are flat: rounding, not a shape.
 FLAT = 1e-12
 
@@ -81,6 +83,8 @@ def _relief(figure: Figure, place: Any, axis: Sequence[float], surface: Array, t
     axes.set_zlim(0, top)
     axes.set_title(title, fontsize=9, y=1.01)
     axes.tick_params(labelsize=7, pad=-2)
+    for side in "xy":
+        axes.locator_params(axis=side, nbins=TICKS)
     axes.view_init(elev=28, azim=-60)
     axes.set_box_aspect((1, 1, 0.75), zoom=1.1)
 
@@ -102,6 +106,7 @@ def _contours(axes: Any, axis: Sequence[float], surface: Array, top: float) -> A
     axes.plot(0, 0, "+", color="white", markersize=7)
     axes.set_aspect("equal")
     axes.tick_params(labelsize=8)
+    axes.locator_params(nbins=TICKS)
     return drawn
 
 
