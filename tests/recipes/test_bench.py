@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
-from flatrock.recipes.bench import bench, matmul_ceiling, median_interval
+from flatrock.evaluation.costs import median_interval, read_bench
+from flatrock.recipes.bench import bench, matmul_ceiling
 from flatrock.recipes.load import load_recipe
 
 SMALL = ["train.batch_size=64", "data.limit=200"]
@@ -30,6 +32,11 @@ def test_costs_add_up() -> None:
         assert c.interval is None, "three rounds hold no interval of 95 %"
         assert c.memory_gib is None
         assert c.engine == {"precision": "float32", "compile": False, "twin": False}
+        assert (c.model, c.batch_size, c.steps_per_epoch, c.objective, c.flatness) == ("digits_cnn", 64, 4, "at", ())
+        assert statistics.median(c.rounds_ms) == pytest.approx(c.ms_per_step)
+        assert len(c.rounds_ms) == 3
+        assert c.over(found.costs[0]).value == pytest.approx(c.ratio)
+    assert [c.attack for c in found.costs] == [{"name": "pgd", "steps": n, "bn_mode": "eval"} for n in (1, 3, 5)]
     assert found.costs[0].ratio == 1.0
     assert len({c.recipe_hash for c in found.costs}) == 3
     assert found.costs[2].ratio > found.costs[0].ratio, "four more attack steps take time"
@@ -40,6 +47,8 @@ def test_costs_add_up() -> None:
 def test_methods_that_wait_for_their_turn_are_measured_at_work() -> None:
     late = {"flatness": [{"name": "awp", "gamma": 0.01, "warmup": 5}], "train.batch_size": 64, "data.limit": 200}
     plain, awp = bench([load_recipe("digits_at", SMALL), load_recipe("digits_at", late)], rounds=1, steps=1).costs
+    assert [plain.flatness, awp.flatness[0]["name"], awp.flatness[0]["warmup"]] == [(), "awp", 5]
+    assert awp.flatness[0]["steps"] == 1, "options left out of the recipe are told too"
     assert awp.tflops * awp.ms_per_step > 1.05 * plain.tflops * plain.ms_per_step
 
 
@@ -94,6 +103,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "digits_trades" in done.output
     assert "matmul ceiling" in done.output
     stored = json.loads(Path("b.json").read_text())
+    assert stored["schema"] == "flatrock.bench/1"
+    again = read_bench(Path("b.json"))
+    assert again is not None
+    assert json.loads(json.dumps(again.to_dict())) == stored
     assert [c["recipe"] for c in stored["costs"]] == ["digits_at", "digits_trades"]
     assert stored["provenance"]["rounds"] == 2
     assert [p.name for p in tmp_path.iterdir()] == ["b.json"], "nothing but the file asked for"

@@ -11,7 +11,8 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, say
 from flatrock.core.device import pick_device
 from flatrock.core.files import write_atomic
-from flatrock.recipes.bench import Bench, bench
+from flatrock.evaluation.costs import Bench
+from flatrock.recipes.bench import bench
 from flatrock.recipes.load import load_recipe
 
 

@@ -6,8 +6,8 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.hooks import Flatness
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import kept_global_rng, seed_layers
@@ -25,6 +26,7 @@ from flatrock.engine.job import Job
 from flatrock.engine.loop import set_lr
 from flatrock.engine.runner import Runner
 from flatrock.engine.step import train_step
+from flatrock.evaluation.costs import Bench, StepCost, median
 from flatrock.recipes.build import build_job
 from flatrock.recipes.schema import Recipe
 
@@ -32,37 +34,6 @@ from flatrock.recipes.schema import Recipe
 WARM_UP = 12
 # Side of the square matrices whose product tells what the device can do at most.
 CEILING_SIDE = {"cuda": 8192, "cpu": 1024}
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """One recipe: medians over the rounds; `ratio` is to the first recipe, with a 95 % interval of its median."""
-
-    recipe: str
-    ms_per_step: float
-    images_per_second: float
-    seconds_per_epoch: float
-    tflops: float
-    share_of_ceiling: float
-    memory_gib: float | None  # what the process took from the GPU for it; unknown on a CPU
-    ratio: float
-    interval: tuple[float, float] | None  # none of 95 % exists for fewer than 6 rounds
-    recipe_hash: str
-    engine: Mapping[str, Any]
-    findings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Costs in the order asked for, the matmul ceiling in TFLOP/s, and where the numbers come from."""
-
-    costs: tuple[StepCost, ...]
-    ceiling: float
-    provenance: Mapping[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 @dataclass
@@ -121,7 +92,7 @@ def bench(
                 listener.advance(1)
         listener.end()
         ceiling = matmul_ceiling(where)
-        costs = tuple(_cost(r.name, one, found[0], ceiling) for r, one in zip(recipes, found, strict=True))
+        costs = tuple(_cost(one, found[0], ceiling) for one in found)
     about = birth_certificate(device=where, seed=recipes[0].seed, rounds=rounds, steps=steps)
     return Bench(costs, ceiling, about)
 
@@ -207,29 +178,34 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _cost(name: str, one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:
+def _cost(one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:
+    job, recipe = one.job, one.job.recipe
     seconds = statistics.median(one.times)
     tflops = one.flops / seconds / 1e12
-    ratios = sorted(a / b for a, b in zip(one.times, base.times, strict=True))
+    ratio = median([a / b for a, b in zip(one.times, base.times, strict=True)])
     return StepCost(
-        recipe=name,
+        recipe=job.name,
+        model=recipe["model"]["name"],
+        batch_size=recipe["train"]["batch_size"],
+        steps_per_epoch=len(job.loader),
+        objective=recipe["objective"]["name"],
+        flatness=tuple({"name": name, **_options(method)} for name, method in job.flatness.items()),
+        attack={"name": recipe["attack"]["name"], "steps": getattr(job.attack, "steps", None), "bn_mode": job.bn_mode},
         ms_per_step=1000 * seconds,
-        images_per_second=one.job.recipe["train"]["batch_size"] / seconds,
-        seconds_per_epoch=seconds * len(one.job.loader),
+        images_per_second=recipe["train"]["batch_size"] / seconds,
+        seconds_per_epoch=seconds * len(job.loader),
         tflops=tflops,
         share_of_ceiling=tflops / ceiling,
         memory_gib=one.memory,
-        ratio=statistics.median(ratios),
-        interval=median_interval(ratios),
-        recipe_hash=one.job.recipe_hash,
-        engine=asdict(one.job.runner.engine),
-        findings=tuple(f"{code} {why}" for code, why in one.job.runner.findings.items()),
+        ratio=ratio.value,
+        interval=ratio.interval,
+        rounds_ms=tuple(1000 * t for t in one.times),
+        recipe_hash=job.recipe_hash,
+        engine=asdict(job.runner.engine),
+        findings=tuple(f"{code} {why}" for code, why in job.runner.findings.items()),
     )
 
 
-def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
-    """The narrowest pair of order statistics that holds the median with at least 95 %; the count below is binomial."""
-    n, outside, k = len(ordered), 0.0, 0
-    while k < n // 2 and (more := outside + math.comb(n, k) / 2**n) <= 0.025:
-        outside, k = more, k + 1
-    return (ordered[k - 1], ordered[n - k]) if k else None
+def _options(method: Flatness) -> dict[str, Any]:
+    """What it was made with, defaults included, without the state it keeps."""
+    return {f.name: getattr(method, f.name) for f in fields(method) if f.init} if is_dataclass(method) else {}
