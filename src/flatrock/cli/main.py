@@ -17,6 +17,7 @@ from flatrock.cli import (
     overfit,
     pseudo_label,
     report,
+    report_speed,
     results,
     train,
 )
@@ -41,6 +42,7 @@ app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
 app.command("results")(results.run)
 app.command("report")(report.run)
+app.command("report-speed")(report_speed.run)
 app.command("doctor")(doctor.run)
 
 

@@ -1,0 +1,178 @@
+"""The page of speed targets: files of `flatrock bench` and the targets in, Markdown out. No number is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatrock.core.files import json_text
+from flatrock.evaluation.costs import Bench, Estimate, StepCost
+from flatrock.reports.speed_targets import MEASURES, Limit, SpeedRow, SpeedTargets
+from flatrock.reports.table import Table
+
+NOT_MEASURED = "not measured"
+OPENING = """\
+# Speed targets
+
+Written by `flatrock report-speed results/*.json --out docs/speed_targets.md`; no number on this page is typed by hand.
+Ours come from the files `flatrock bench` writes, the others from `results/speed_targets.yaml`."""
+
+WORDS = """\
+Behind a time stands the interval that holds its median over the rounds with 95 %; memory is one number. A ratio is only
+taken between recipes trained in turn in one process; its base is the same recipe without flatness methods. **yes**:
+neither the number nor its interval exceeds the target. **open**: the number does not, but its interval does, or there
+were too few rounds for one. **no**: the number does. Of two files that measure the same the newer counts."""
+
+HOW = """\
+```sh
+flatrock bench cifar10_short_trades cifar10_short_trades_rat2 --out results/bench_trades.json
+flatrock report-speed results/*.json --out docs/speed_targets.md
+```"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A measurement that counts for a row, and the file it is in."""
+
+    file: str
+    cost: StepCost
+    ours: Estimate
+
+
+def speed_page(targets: SpeedTargets, benches: Mapping[str, Bench]) -> str:
+    """The whole page; benches by the name of their file."""
+    files = newest_first(benches)
+    parts = [OPENING, f"{' '.join(targets.source.split())} {_terms(targets)}", WORDS]
+    parts.append(_markdown(target_table(targets, files)))
+    for name, bench, costs in shown(targets, files):
+        parts += [f"## `{name}`", origin(bench), _markdown(cost_table(bench, costs))]
+        findings = [f"- `{c.recipe}`: {finding}" for c in costs for finding in c.findings]
+        parts += ["\n".join(findings)] if findings else []
+    parts += ["## Adding a measurement", HOW]
+    return "\n\n".join(parts) + "\n"
+
+
+def newest_first(benches: Mapping[str, Bench]) -> dict[str, Bench]:
+    """Files by the time they were measured at."""
+    return dict(sorted(benches.items(), key=lambda item: (item[1].provenance["time"], item[0]), reverse=True))
+
+
+def found(targets: SpeedTargets, row: SpeedRow, measure: str, files: Mapping[str, Bench]) -> list[Found]:
+    """What the newest file that knows it says about a measure of a row; several recipes of it may fit."""
+    for name, bench in files.items():
+        fitting = [cost for cost in bench.costs if targets.fits(row, bench, cost)]
+        known = [(cost, targets.measure(measure, bench, cost)) for cost in fitting]
+        if here := [Found(name, cost, ours) for cost, ours in known if ours is not None]:
+            return here
+    return []
+
+
+def target_table(targets: SpeedTargets, files: Mapping[str, Bench]) -> Table:
+    """One line per row and measure, or several where several recipes were measured."""
+    lines = []
+    for row in targets.rows:
+        for measure, limit in row.limits.items():
+            asked = (limit.authors, limit.prototype, limit.target)
+            head = (row.label, MEASURES[measure], *("" if n is None else f"{n:g}" for n in asked))
+            here = found(targets, row, measure, files)
+            lines += [
+                (*head, _told(one.ours), verdict(limit, measure, one.ours), f"`{one.cost.recipe}`, `{one.file}`")
+                for one in here
+            ]
+            if not here:
+                lines.append((*head, NOT_MEASURED, "" if limit.target is None else NOT_MEASURED, ""))
+    header = (
+        "what",
+        "measure",
+        "authors' code",
+        "prototype",
+        "target, at most",
+        "ours (95 %)",
+        "met?",
+        "measured with",
+    )
+    return Table(header, tuple(lines))
+
+
+def verdict(limit: Limit, measure: str, ours: Estimate) -> str:
+    """Whether it is met; never rounded, and never of a time whose interval reaches above the target."""
+    if limit.target is None:
+        return ""
+    if ours.value > limit.target:
+        return f"no, {100 * (ours.value / limit.target - 1):.2g} % over"
+    if measure in ("gigabytes", "memory_ratio"):
+        return "yes"
+    return "yes" if ours.interval is not None and ours.interval[1] <= limit.target else "open"
+
+
+def shown(targets: SpeedTargets, files: Mapping[str, Bench]) -> Iterator[tuple[str, Bench, list[StepCost]]]:
+    """Of every file what counts for a row, as a base too, and what no newer file measures."""
+    rows = [one for row in targets.rows for m in row.limits for one in found(targets, row, m, files)]
+    newer: set[str] = set()
+    for name, bench in files.items():
+        used = [one.cost for one in rows if one.file == name]
+        used += [base for cost in used if (base := bench.base(cost))]
+        if costs := [c for c in bench.costs if c in used or _key(bench, c) not in newer]:
+            yield name, bench, costs
+        newer |= {_key(bench, c) for c in bench.costs}
+
+
+def _key(bench: Bench, cost: StepCost) -> str:
+    """What was measured."""
+    what: Sequence[Any] = (cost.model, cost.batch_size, cost.objective, cost.attack, cost.flatness)
+    return json_text([bench.provenance["device"], *what])
+
+
+def cost_table(bench: Bench, costs: Sequence[StepCost]) -> Table:
+    """What `flatrock bench` measured, and the time each flatness method adds."""
+    lines = []
+    for c in costs:
+        base = bench.base(c)
+        lines.append(
+            (
+                f"`{c.recipe}`",
+                _told(c.step),
+                f"{c.seconds_per_epoch:.2f} ({c.steps_per_epoch} steps)",
+                f"{c.images_per_second:,.0f}",
+                f"{c.tflops:.3g}",
+                f"{100 * c.share_of_ceiling:.1f} %",
+                "" if c.memory_gib is None else f"{c.memory_gib:.2f}",
+                "" if base is None else f"{_told(c.over(base))} x `{base.recipe}`",
+                _engine(c.engine),
+            )
+        )
+    header = ("recipe", "ms/step (95 %)", "s/epoch of the recipe", "images/s", "TFLOP/s", "of matmul ceiling")
+    return Table((*header, "memory, GiB", "time over base (95 %)", "engine"), tuple(lines))
+
+
+def origin(bench: Bench) -> str:
+    """Where the numbers come from."""
+    about = bench.provenance
+    return (
+        f"{about['device']}, torch {about['torch']}, commit {about['commit']}, {about['time']}, "
+        f"{about['rounds']} rounds of {about['steps']} steps; matmul ceiling {bench.ceiling:.3g} TFLOP/s."
+    )
+
+
+def _engine(engine: Mapping[str, Any]) -> str:
+    """Its choices: values that are words, names of those that are on."""
+    return ", ".join(str(value) if isinstance(value, str) else key for key, value in engine.items() if value)
+
+
+def _terms(targets: SpeedTargets) -> str:
+    return (
+        f"One {targets.device}, batches of {targets.batch_size}, PGD-{targets.attack_steps}; s/epoch are those of "
+        f"{targets.epoch_steps} whole training steps, data and augmentation included."
+    )
+
+
+def _told(estimate: Estimate) -> str:
+    """The number, and its interval if there is one."""
+    low_high = "" if estimate.interval is None else f" ({estimate.interval[0]:.3f} to {estimate.interval[1]:.3f})"
+    return f"{estimate.value:.3f}{low_high}"
+
+
+def _markdown(table: Table) -> str:
+    lines = [table.header, ("---",) * len(table.header), *table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

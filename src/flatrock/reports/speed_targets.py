@@ -1,0 +1,102 @@
+"""What training is to cost, from a file: rows to reach, and which measurement counts for which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import ConfigError
+from flatrock.evaluation.costs import Bench, Estimate, StepCost
+
+# Bytes of a GiB in GB, the unit of the targets.
+GIB = 2**30 / 1e9
+# The measures of a row as the page names them.
+MEASURES = {
+    "seconds": "s/epoch",
+    "gigabytes": "memory, GB",
+    "time_ratio": "time over base",
+    "memory_ratio": "memory over base",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """One measure of a row: what others took, and what ours may take at most. A row may only be shown."""
+
+    target: float | None = None
+    authors: float | None = None
+    prototype: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedRow:
+    """One training to be timed; `flatness` is the method it has, with the options that must be these."""
+
+    label: str
+    model: str
+    objective: str
+    attack: str
+    flatness: Mapping[str, Any] = field(default_factory=dict)
+    above_zero: tuple[str, ...] = ()
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedTargets:
+    """All rows, and what every measurement must agree in to count."""
+
+    source: str
+    device: str
+    batch_size: int
+    attack_steps: int
+    epoch_steps: int
+    rows: tuple[SpeedRow, ...]
+
+    def fits(self, row: SpeedRow, bench: Bench, cost: StepCost) -> bool:
+        """Whether this measurement is one of the row."""
+        known = (cost.model, cost.objective, cost.attack["name"], cost.attack["steps"], cost.batch_size)
+        wanted = (row.model, row.objective, row.attack, self.attack_steps, self.batch_size)
+        if known != wanted or self.device not in bench.provenance["device"]:
+            return False
+        if not row.flatness or not cost.flatness:
+            return not row.flatness and not cost.flatness
+        method = cost.flatness[0]
+        alike = all(method.get(key) == value for key, value in row.flatness.items())
+        return alike and len(cost.flatness) == 1 and all(method.get(key, 0) > 0 for key in row.above_zero)
+
+    def measure(self, name: str, bench: Bench, cost: StepCost) -> Estimate | None:
+        """What was measured of it, or None; memory has no interval."""
+        base = bench.base(cost)
+        if name == "seconds":
+            return cost.step.times(self.epoch_steps / 1000)
+        if name == "gigabytes":
+            return None if cost.memory_gib is None else Estimate(GIB * cost.memory_gib, None)
+        if name == "time_ratio":
+            return None if base is None else cost.over(base)
+        if base is None or not base.memory_gib or cost.memory_gib is None:
+            return None
+        return Estimate(cost.memory_gib / base.memory_gib, None)
+
+
+def read_targets(path: Path) -> SpeedTargets:
+    """Read the file; ConfigError says what in it is wrong."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file of speed targets at {path}; name it with --targets") from error
+    except (yaml.YAMLError, OSError) as error:
+        raise ConfigError(f"{path} is not readable YAML: {error}") from error
+    try:
+        return SpeedTargets(**{**raw, "rows": tuple(_row(row) for row in raw["rows"])})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path}: {type(error).__name__} {error}; its first lines say how it is built") from error
+
+
+def _row(raw: Mapping[str, Any]) -> SpeedRow:
+    limits = {name: Limit(**{k: float(v) for k, v in raw[name].items()}) for name in MEASURES if name in raw}
+    rest = {key: value for key, value in raw.items() if key not in limits}
+    return SpeedRow(**{**rest, "above_zero": tuple(raw.get("above_zero", ())), "limits": limits})
