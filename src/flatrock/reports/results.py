@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from flatrock.evaluation.rows import Row
 from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, score_at, target_lines
 from flatrock.reports.papers import Entry, Figure, Papers, Protocol
-from flatrock.reports.table import Table, percent
+from flatrock.reports.table import Table, markdown, percent
 
 OPENING = """\
 # Results on CIFAR-10
@@ -40,7 +40,7 @@ def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str]) -> s
         parts += _section(protocol, [row for row in rows if row.protocol == key], papers)
     others = [row for row in rows if row.protocol not in papers.protocols]
     if others:
-        parts += ["## Other runs", _markdown(overview(others)), *_remarks(others, {})]
+        parts += ["## Other runs", markdown(overview(others)), *_remarks(others, {})]
     parts += ["## Adding a row", HOW]
     return "\n\n".join(parts) + "\n"
 
@@ -52,7 +52,7 @@ def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[st
     rows = sorted(rows, key=lambda row: (order.get(row.recipe, len(order)), row.recipe, row.seed))
     missing = [f"`{name}`" for name in protocol.rows if name not in {row.recipe for row in rows}]
     if rows:
-        parts += [_markdown(measured(rows, papers, labels)), _markdown(costs(rows, labels)), *_remarks(rows, labels)]
+        parts += [markdown(measured(rows, papers, labels)), markdown(costs(rows, labels)), *_remarks(rows, labels)]
         parts += _compared(protocol, rows, papers)
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.")
@@ -72,7 +72,7 @@ def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[s
         ),
     ):
         if table.rows:
-            parts += [title, _markdown(table)]
+            parts += [title, markdown(table)]
     differs: dict[str, list[str]] = {}
     for name, entry in protocol.rows.items():
         for figure in _all(entry) if name in known else ():
@@ -232,8 +232,3 @@ def _label(row: Row, labels: Mapping[str, str]) -> str:
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _markdown(table: Table) -> str:
-    lines = [table.header, ("---",) * len(table.header), *table.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

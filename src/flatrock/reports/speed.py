@@ -9,7 +9,7 @@ from typing import Any
 from flatrock.core.files import json_text
 from flatrock.evaluation.costs import Bench, Estimate, StepCost
 from flatrock.reports.speed_targets import MEASURES, Limit, SpeedRow, SpeedTargets
-from flatrock.reports.table import Table
+from flatrock.reports.table import Table, markdown
 
 NOT_MEASURED = "not measured"
 OPENING = """\
@@ -44,9 +44,9 @@ def speed_page(targets: SpeedTargets, benches: Mapping[str, Bench]) -> str:
     """The whole page; benches by the name of their file."""
     files = newest_first(benches)
     parts = [OPENING, f"{' '.join(targets.source.split())} {_terms(targets)}", WORDS]
-    parts.append(_markdown(target_table(targets, files)))
+    parts.append(markdown(target_table(targets, files)))
     for name, bench, costs in shown(targets, files):
-        parts += [f"## `{name}`", origin(bench), _markdown(cost_table(bench, costs))]
+        parts += [f"## `{name}`", origin(bench), markdown(cost_table(bench, costs))]
         findings = [f"- `{c.recipe}`: {finding}" for c in costs for finding in c.findings]
         parts += ["\n".join(findings)] if findings else []
     parts += ["## Adding a measurement", HOW]
@@ -171,8 +171,3 @@ def _told(estimate: Estimate) -> str:
     """The number, and its interval if there is one."""
     low_high = "" if estimate.interval is None else f" ({estimate.interval[0]:.3f} to {estimate.interval[1]:.3f})"
     return f"{estimate.value:.3f}{low_high}"
-
-
-def _markdown(table: Table) -> str:
-    lines = [table.header, ("---",) * len(table.header), *table.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -16,6 +16,12 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
+def markdown(table: Table) -> str:
+    """The table as Markdown writes it."""
+    lines = [table.header, ("---",) * len(table.header), *table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def percent(share: float | None) -> str:
     """0.5123 -> '51.23'; nothing for nothing."""
     return "" if share is None else f"{100 * share:.2f}"
