@@ -73,3 +73,22 @@ def test_table_shows_brackets_in_names_and_labels(capsys: pytest.CaptureFixture[
 
 def test_clock() -> None:
     assert [clock(s) for s in (0, 75.4, 7322)] == ["0:00:00", "0:01:15", "2:02:02"]
+
+
+def test_a_slow_beginning_does_not_spoil_the_estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compiling comes once; what comes back, such as a probe after each 1000 units, belongs to the pace."""
+    now = [0.0]
+    monkeypatch.setattr("flatrock.cli.console.time.monotonic", lambda: now[0])
+    progress = TerminalProgress()
+    progress.begin("training", 10_016)
+    now[0] += 300.0
+    progress.advance(16)
+    for unit in range(2000):
+        now[0] += 0.1
+        progress.advance(1)
+        if unit % 1000 == 999:
+            now[0] += 60.0
+            progress.advance(0)
+    assert "  6.2/s  ETA 0:21:20" in capsys.readouterr().out.splitlines()[-1]

@@ -172,3 +172,21 @@ def test_a_model_without_tensors_can_be_borrowed(lend: Callable[[nn.Module], Abs
     with lend(model):
         model(torch.rand(2, 3, 4))
     assert model.training
+
+
+def test_nudged_restores_a_parameter_that_got_other_data_inside() -> None:
+    model = nn.Linear(2, 2)
+    before, shift = model.weight.detach().clone(), {"weight": torch.ones(2, 2)}
+    with nudged(model, shift):
+        model.weight.data = model.weight.data - 0.25
+    assert torch.equal(model.weight, before)
+    with nudged(model, shift, keep_change=True):
+        model.weight.data = model.weight.data - 0.25
+    assert torch.allclose(model.weight, before - 0.25, atol=1e-6)
+
+
+def test_a_shift_with_a_graph_of_its_own_is_not_recorded() -> None:
+    model, delta = nn.Linear(2, 2), torch.ones(2, 2, requires_grad=True)
+    with nudged(model, {"weight": 2 * delta}):
+        assert model.weight.is_leaf
+        assert model.weight.grad_fn is None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.types import Point
+from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
 from flatrock.engine.loss import Stage, objective_gradients
 from flatrock.engine.step import train_step
@@ -297,3 +298,24 @@ def test_unlabeled_and_mixed_labels_pass_through_every_method(make_job: MakeJob,
     outcome = train_step(job, type(batch)(batch.x, y, batch.ids), step=0, guard=True)
     assert all(bool(torch.isfinite(v)) for v in outcome.losses.values())
     assert int(outcome.labelled) == len(y) // 2
+
+
+def test_every_attack_of_a_step_sees_the_noise(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWP's second round attacks at w + noise + shift, with the noise of the first."""
+    shifts: list[dict[str, Tensor]] = []
+
+    def spy(stage: Stage, shift: Any) -> tuple[Point, ...]:
+        shifts.append(dict(shift))
+        return craft(stage, shift)
+
+    monkeypatch.setattr("flatrock.engine.step.craft", spy)
+    awp = {"name": "awp", "gamma": 0.01, "alternations": 2}
+    job = make_job(tmp_path, flatness=[awp, {"name": "rat", "eta": 0.2, "sigma": 0.1, "noise_on": "conv"}])
+    train_step(job, next(iter(job.loader.epoch(0))), step=0, guard=True)
+    first, second = shifts
+    assert set(first) < set(second)
+    for name, noise in first.items():
+        size = float(job.model.get_parameter(name).detach().norm())
+        assert 0 < float((second[name] - noise).norm()) < 0.02 * size < float(noise.norm())

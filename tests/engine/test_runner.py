@@ -17,8 +17,8 @@ from flatrock.core.rng import Seed
 from flatrock.engine.craft import craft
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
-from flatrock.engine.loop import train
-from flatrock.engine.loss import Stage
+from flatrock.engine.loop import _note_memory, _probed, train
+from flatrock.engine.loss import Stage, run_passes
 from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.step import train_step
 from flatrock.models.catalog import create_model
@@ -199,14 +199,14 @@ def test_a_pass_does_not_change_what_an_earlier_one_returned(monkeypatch: pytest
     """As CUDA graphs do, this compiler returns the same memory every time."""
     memory: list[Any] = []
 
-    def compiler(work: Callable[[Tensor], Any], **options: Any) -> Callable[[Tensor], Any]:
-        def compiled(x: Tensor) -> Any:
-            seen = work(x)
+    def compiler(work: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def compiled(*passes: Tensor) -> Any:
+            seen = work(*passes)
             if not memory:
-                memory.append(seen)
-            with torch.no_grad():
-                memory[0].logits.copy_(seen.logits)
-            return memory[0]
+                memory.extend(tensor.clone() for tensor in seen)
+            for mine, tensor in zip(memory, seen, strict=True):
+                mine.copy_(tensor)
+            return memory
 
         return compiled
 
@@ -218,6 +218,7 @@ def test_a_pass_does_not_change_what_an_earlier_one_returned(monkeypatch: pytest
         second = runner.view(0.5 * inputs())
     assert torch.equal(first.logits, kept)
     assert not torch.equal(second.logits, kept)
+    assert runner.findings == {}
 
 
 def test_a_twin_that_overflows_is_not_used() -> None:
@@ -262,7 +263,9 @@ def test_the_engine_does_not_change_the_hash() -> None:
         assert recipe_hash(load_recipe("digits_at", [change])) == recipe_hash(plain)
 
 
-def test_choices() -> None:
+def test_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    able = [True]
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able[0] or including_emulation)
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     auto = load_recipe("digits_at")
     assert build_engine(auto, cpu, steps=10**6) == Engine()
@@ -272,6 +275,8 @@ def test_choices() -> None:
     assert build_engine(reference, gpu, steps=1000) == Engine()
     half = load_recipe("digits_at", ["engine.precision=float32"])
     assert build_engine(half, gpu, steps=1000) == Engine()
+    able[0] = False  # an older GPU, that only imitates bfloat16
+    assert build_engine(auto, gpu, steps=1000) == Engine()
     fast = load_recipe("digits_at", ["engine.precision=bfloat16", "engine.compile=true"])
     assert build_engine(fast, gpu, steps=1) == Engine(precision="bfloat16", compile=True, twin=True)
     assert build_engine(fast, cpu, steps=1) == Engine(precision="bfloat16", compile=True)
@@ -290,3 +295,96 @@ def test_unknown_choices_are_refused() -> None:
         load_recipe("digits_at", ["engine.precision=half", "engine.compile=maybe"])
     assert "engine.precision" in str(caught.value)
     assert "engine.compile" in str(caught.value)
+
+
+def test_a_twin_that_cannot_be_made_is_told_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **options: Any) -> Twin:
+        raise RuntimeError("Failed to find C compiler\nmore")
+
+    monkeypatch.setattr("flatrock.engine.runner.faithful", fails)
+    runner = Runner(create_model("digits_cnn", num_classes=10).eval(), Engine(precision="bfloat16", twin=True))
+    assert attacked(runner)(inputs()).shape == (6, 10)
+    runner.check(inputs(), "eval")
+    assert runner.findings == {
+        "T02": "the attack's float16 copy cannot be made (RuntimeError: Failed to find C compiler); "
+        "attacks use the bfloat16 passes instead"
+    }
+
+
+def test_every_network_is_compiled_however_many_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's compiler gives up silently on code it has met in too many variants."""
+    compiled, count = torch.compile, [0]
+
+    def backend(graph: Any, example: Any) -> Any:
+        count[0] += 1
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda work, **options: compiled(work, backend=backend, dynamic=False))
+    for turn in range(1, 6):
+        runner = Runner(create_model("digits_cnn", num_classes=10), Engine(compile=True), size=6)
+        runner.views(inputs(), inputs())
+        runner.view(inputs())
+        assert count[0] == 2 * turn
+        assert runner.findings == {}
+
+
+def test_tuning_is_given_back() -> None:
+    model = create_model("digits_cnn", num_classes=10)
+    for engine, inside in ((Engine(), False), (Engine(precision="bfloat16", twin=True), True)):
+        with pytest.raises(KeyError), Runner(model, engine).tuned():
+            assert torch.backends.cudnn.benchmark == inside
+            raise KeyError
+        assert not torch.backends.cudnn.benchmark
+
+
+def test_gradients_are_taken_out_of_the_memory_of_compiled_passes() -> None:
+    model = create_model("digits_cnn", num_classes=10)
+    for engine, moves in ((Engine(), False), (Engine(compile=True), True)):
+        model.head.weight.grad = torch.ones_like(model.head.weight)
+        before = model.head.weight.grad
+        Runner(model, engine).settle()
+        assert (model.head.weight.grad is not before) == moves
+        assert torch.equal(model.head.weight.grad, before)
+        assert model.head.bias.grad is None
+
+
+def test_passes_of_one_loss_are_made_in_order(make_job: MakeJob, tmp_path: Path) -> None:
+    """BatchNorm statistics end nearer to the last pass."""
+    job = make_job(tmp_path)
+    job.model.train()
+    x, x_adv = inputs(16), 0.2 * inputs(16)
+    state = {k: v.clone() for k, v in job.model.state_dict().items()}
+    means = {}
+    for order in (("clean", "adv"), ("adv", "clean")):
+        job.model.load_state_dict(state)
+        run_passes(job.runner, order, x, x_adv)
+        means[order] = job.model.get_buffer("bn1.running_mean").clone()
+    job.model.load_state_dict(state)
+    view(job.model, x)
+    view(job.model, x_adv)
+    assert torch.equal(job.model.get_buffer("bn1.running_mean"), means["clean", "adv"])
+    assert not torch.equal(means["clean", "adv"], means["adv", "clean"])
+
+
+def test_memory_on_record_is_that_of_training(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken, reset = [5], []
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: taken[0])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: reset.append("cache"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: reset.append("peak"))
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.write_info(status="running", recipe_hash="0")
+    cpu = make_job(tmp_path / "run")
+    job = replace(cpu, device=torch.device("cuda"))
+    _note_memory(cpu, folder)
+    assert "peak_memory_bytes" not in folder.read_info()
+    for now, kept in ((5, 5), (3, 5), (7, 7)):
+        taken[0] = now
+        _note_memory(job, folder)
+        assert folder.read_info()["peak_memory_bytes"] == kept
+    _probed(cpu, cpu.model)
+    assert not reset
+    _probed(job, cpu.model)
+    assert reset == ["cache", "peak"]

@@ -244,3 +244,17 @@ def test_a_restored_average_follows_the_model_to_its_device() -> None:
     for name, got in moved.average().items():
         assert got.device.type == "cuda"
         torch.testing.assert_close(got, straight.average()[name])
+
+
+def test_a_restored_average_takes_the_layout_of_the_weights() -> None:
+    """One kernel moves all tensors only if both are laid out alike."""
+    model = nn.Conv2d(3, 4, 3, bias=False)
+    average = SWA(decay=0.9)
+    run(average, model, [{"weight": model.weight.detach().clone()}])
+    average.restore(average.state())
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    before = average.average()["weight"].clone()
+    run(average, model, [{"weight": model.weight.detach() + 1}], first=1)
+    after = average.average()["weight"]
+    assert after.stride() == model.weight.stride()
+    torch.testing.assert_close(after, 0.9 * before + 0.1 * model.weight.detach())

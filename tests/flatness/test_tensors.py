@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -98,7 +100,7 @@ def test_unknown_choice_lists_the_choices() -> None:
 
 
 def flat(shift: object) -> Tensor:
-    assert isinstance(shift, dict)
+    assert isinstance(shift, Mapping)
     return torch.cat([v.flatten() for v in shift.values()])
 
 
@@ -152,3 +154,11 @@ def test_noise_leaves_the_model_and_the_global_random_state_alone() -> None:
 
 def test_no_noise_moves_nothing() -> None:
     assert noise(nn.ReLU(), "weights", 0.0, Seed(0)) == {}
+
+
+def test_noise_is_the_same_each_time_and_in_every_layout() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3))
+    first = noise(model, "weights", 0.1, Seed(5))
+    assert torch.equal(first["0.weight"], first["0.weight"])
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert torch.equal(noise(model, "weights", 0.1, Seed(5))["0.weight"], first["0.weight"])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.attacks.gradient import GradientAttack
-from flatrock.core.borrow import full_precision
+from flatrock.core.borrow import full_precision, nudged
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
 from flatrock.models.catalog import create_model
@@ -254,3 +254,33 @@ class _Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)  # type: ignore[no-any-return]
+
+
+class Shared(nn.Module):
+    """Two narrow convolutions with one weight, and a BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.b.weight = self.a.weight
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.b(self.a(x))).mean((2, 3))  # type: ignore[no-any-return]
+
+
+def test_follows_weights_plus_a_shift() -> None:
+    """Whatever it is on: shared weights, biases, BatchNorm parameters; the network stays where it is."""
+    with kept_global_rng(seed=Seed(1)):
+        model = Shared().double().eval()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    x = torch.rand(5, 3, 6, 6, dtype=torch.float64, generator=Seed(2).generator())
+    twin = faithful(model, x, dtype=torch.float64)
+    assert twin.plain
+    shift = {name: 0.1 * torch.ones_like(p) for name, p in model.named_parameters()}
+    assert list(shift) == ["a.weight", "a.bias", "b.bias", "norm.weight", "norm.bias"]
+    for some in (shift, {"a.weight": shift["a.weight"]}, {"norm.bias": shift["norm.bias"]}, {}):
+        twin.follow(some)
+        with nudged(model, some), torch.no_grad():
+            assert float((twin(x) - model(x)).abs().max()) < 1e-6
+        assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
-from flatrock.optimizers.catalog import OPTIMIZERS, own_options
+from flatrock.optimizers.catalog import OPTIMIZERS, FusedSGD, own_options
 from flatrock.optimizers.entropy_sgd import EntropySGD
 from flatrock.optimizers.sgld import SGLD
 
@@ -180,3 +180,37 @@ def test_it_trains_a_network(name: str, options: dict[str, Any]) -> None:
 def test_what_is_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OPTIMIZERS.make(name, **{"params": leaves(), "lr": 0.1, "seed": Seed(0), **options})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_fused_step_is_the_plain_one(momentum: float, nesterov: bool) -> None:
+    """Also for gradients that come late, stay away for a step, or are laid out otherwise."""
+    if nesterov and not momentum:
+        return
+    options = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.01}
+    ends = []
+    for kind in (torch.optim.SGD, FusedSGD):
+        generator = Seed(3).generator()
+        params = [torch.randn(shape, generator=generator).requires_grad_(True) for shape in ((4, 3), (5,), (2, 6))]
+        optimizer = kind([{"params": params[:2]}, {"params": params[2:], "lr": 0.2}], **options)
+        for step in range(4):
+            for i, p in enumerate(params):
+                grad = torch.randn(p.shape[::-1], generator=generator).permute(*range(p.dim())[::-1])
+                p.grad = None if step == i else grad
+            optimizer.step()
+        ends.append(params)
+    for plain, fused in zip(*ends, strict=True):
+        assert torch.allclose(plain, fused, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.gpu
+def test_sgd_on_a_gpu_is_fused() -> None:
+    plain, fused = (torch.ones(3, 2, device=device, requires_grad=True) for device in ("cpu", "cuda"))
+    for p in (plain, fused):
+        p.grad = torch.full_like(p, 2.0)
+        optimizer = OPTIMIZERS.make("sgd", params=[p], lr=0.1, momentum=0.9, weight_decay=0.1)
+        assert isinstance(optimizer, FusedSGD) == p.is_cuda
+        for _ in range(3):
+            optimizer.step()
+    assert torch.allclose(plain, fused.cpu(), rtol=1e-6)

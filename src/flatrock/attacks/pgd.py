@@ -10,7 +10,7 @@ from torch import Tensor
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
-from flatrock.core.types import Model, Recorder, SampleLoss
+from flatrock.core.types import Model, Replayer, SampleLoss
 
 STARTS = ("uniform", "gaussian", "zero")
 # A sample leaves the batch early only if it is wrong by more than rounding can undo (relative to its logits).
@@ -94,7 +94,7 @@ def pgd(
             x_adv = move(x, x_adv, step_size * threat.ascent(grad), threat)
         return x_adv
 
-    if type(aim) is Aim and isinstance(aim.model, Recorder):
+    if steps > 0 and type(aim) is Aim and isinstance(aim.model, Replayer):
         return aim.model.whole((aim.loss, threat, steps, step_size), climb, x, start, aim.target)
     return climb(x, start, aim.target)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,8 +24,8 @@ console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(markup=False, emoji=False, highlight=False, stderr=True)
 # Without a terminal (a log file, CI) a line is printed this often instead of a moving bar.
 LOG_SECONDS = 10.0
-# Throughput is that of so many last seconds.
-WINDOW = 60.0
+# Work often begins with something slow that does not come back: after so many units the clock starts anew.
+WARM = 16
 
 
 def say(*parts: str | tuple[str, str], to: Console | None = None) -> None:
@@ -56,7 +55,8 @@ class TerminalProgress:
         self._named = False
         self._total = self._done = 0
         self._told = 0.0
-        self._marks: deque[tuple[float, int]] = deque()  # when how much was done, over the last WINDOW seconds
+        self._mark = (0.0, 0)  # since when the pace is measured, and how much was done then
+        self._warm = 0  # how much is done when that is set anew
 
     def __enter__(self) -> TerminalProgress:
         return self
@@ -69,7 +69,7 @@ class TerminalProgress:
         self.end()
         self._task, self._named, self._total, self._done = task, False, total, done
         self._told = time.monotonic()
-        self._marks = deque([(self._told, done)])
+        self._mark, self._warm = (self._told, done), done + WARM
         if console.is_terminal:
             self._bars = _TwoLines(
                 BarColumn(bar_width=24),
@@ -100,13 +100,12 @@ class TerminalProgress:
             say(f"  {100 * self._done / max(self._total, 1):3.0f}%  {_rate(speed)}  ETA {clock(left)}  {note}")
 
     def _speed(self, now: float) -> float:
-        """Units per second of late: work often begins with something slow that does not come back."""
-        if now - self._marks[-1][0] > WINDOW / 20:
-            self._marks.append((now, self._done))
-            while len(self._marks) > 2 and now - self._marks[1][0] > WINDOW:
-                self._marks.popleft()
-        begun, before = self._marks[0]
-        return (self._done - before) / max(now - begun, 1e-9)
+        """Units per second."""
+        begun, before = self._mark
+        speed = (self._done - before) / max(now - begun, 1e-9)
+        if before < self._warm <= self._done:
+            self._mark = now, self._done
+        return speed
 
     def end(self) -> None:
         """Remove the bar."""

@@ -83,16 +83,22 @@ def nudged(model: nn.Module, shift: Mapping[str, Tensor], *, keep_change: bool =
         yield
         return
     parameters = dict(model.named_parameters())
-    moved, deltas = [parameters[name].detach() for name in shift], list(shift.values())
-    saved = _copies(moved)
+    deltas = list(shift.values())
+
+    def now() -> list[Tensor]:  # asked for each time: whoever steps inside may put other data into a parameter
+        return [parameters[name].detach() for name in shift]
+
+    saved = _copies(now())
     try:
-        torch._foreach_add_(moved, deltas)
+        with torch.no_grad():
+            torch._foreach_add_(now(), deltas)
         yield
         if keep_change:
-            changes = torch._foreach_sub(moved, torch._foreach_add(saved, deltas))
-            saved = list(torch._foreach_add(saved, changes))
+            with torch.no_grad():
+                changes = torch._foreach_sub(now(), torch._foreach_add(saved, deltas))
+                saved = list(torch._foreach_add(saved, changes))
     finally:
-        _put(moved, saved)
+        _put(now(), saved)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ class Flatness:
         return False
 
     def before_attack(self, model: nn.Module, moment: Moment) -> Shift:
-        """What the attack sees is w + shift."""
+        """What the attack sees is w + shift. Asked again in a step, for another attack, it gives the same."""
         return {}
 
     def before_loss(self, scene: Scene) -> Nudge | None:

@@ -62,12 +62,12 @@ class Parts:
         return next(iter(self.terms.values())) * 0 if summed is None else summed
 
 
-@runtime_checkable
-class Recorder(Protocol):
-    """A network that can run work of many passes, a pure function of tensors, at once."""
+class Replayer:
+    """Base of networks that can run work of many passes, a pure function of tensors, at once."""
 
     def whole(self, name: Hashable, work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """What `work` makes of the tensors, row by row; whatever else it depends on is in `name`."""
+        raise NotImplementedError
 
 
 class Attack(Protocol):

@@ -40,6 +40,8 @@ def check(stage: Stage, points: tuple[Point, ...]) -> None:
 
 def merged(first: Shift, second: Shift) -> Shift:
     """Both shifts at once."""
+    if not first or not second:
+        return first or second
     both = {name: first[name] + second[name] for name in first.keys() & second.keys()}
     return {**first, **second, **both}
 

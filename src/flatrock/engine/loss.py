@@ -75,7 +75,9 @@ def descend(stage: Stage, points: Sequence[Point]) -> Descent:
     job = stage.job
     job.optimizer.zero_grad(set_to_none=True)
     losses: dict[str, Tensor] = {}
-    for point in points:
+    for i, point in enumerate(points):
+        if i == 1:  # from now on gradients are added to what the first point left
+            job.runner.settle()
         views = run_passes(job.runner, job.passes, stage.x, point.x_adv)
         parts = _with_flatness(stage, point, views)
         _weighted(parts.total, point.weight).backward()  # type: ignore[no-untyped-call]

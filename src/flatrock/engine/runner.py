@@ -14,7 +14,7 @@ from flatrock.core.borrow import nudged
 from flatrock.core.hooks import Shift
 from flatrock.core.types import View
 from flatrock.models.classifier import Classifier
-from flatrock.models.twin import Twin, faithful, probe_inputs
+from flatrock.models.twin import CARRIED, Twin, faithful, probe_inputs
 from flatrock.models.view import view
 
 
@@ -77,12 +77,11 @@ class Runner:
         if not self.engine.compile or "T01" in self.findings or not fits:
             return _paired(self._passes(*inputs))
         begun = time.monotonic()
-        compiled = self._compiled or torch.compile(self._passes, mode="reduce-overhead", dynamic=False)
+        compiled = self._compiled or _compiled(self._passes)
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
             seen = compiled(*inputs)
         except Exception as error:
-            first = (str(error).splitlines() or [""])[0][:160]
-            self.findings["T01"] = f"the network is not compiled ({type(error).__name__}: {first})"
+            self.findings["T01"] = f"the network is not compiled ({_told(error)})"
             self._compiled = None
             return _paired(self._passes(*inputs))
         if self._compiled is None:
@@ -106,8 +105,15 @@ class Runner:
         if not fast or not isinstance(self.model, Classifier):
             return None
         if self._twin is None:
-            self._twin = faithful(self.model, probe_inputs(self.model), gradients=True)
+            try:
+                self._twin = faithful(self.model, probe_inputs(self.model), gradients=True)
+            except Exception as error:  # of a network or a machine the copy was not written for
+                self._without_twin(f"cannot be made ({_told(error)})")
         return self._twin
+
+    def _without_twin(self, why: str) -> None:
+        self.findings["T02"] = f"the attack's float16 copy {why}; attacks use the bfloat16 passes instead"
+        self._twin = None  # its recordings keep memory
 
     def check(self, x: Tensor, bn_mode: str) -> None:
         """Look whether the twin's numbers fit float16 on this batch (a wait for a GPU); from then on without it if not.
@@ -118,11 +124,17 @@ class Runner:
         if twin is None:
             return
         twin.follow()
-        leaf = x.detach().requires_grad_(True)
-        logits = twin(leaf)
-        (grad,) = torch.autograd.grad(torch.logsumexp(logits, 1).sum(), leaf)
+        leaf = x.detach().to(torch.float16).requires_grad_(True)
+        logits = twin.inside(leaf)  # not recorded: once an epoch is not worth it
+        (grad,) = torch.autograd.grad((CARRIED * torch.logsumexp(logits.float(), 1)).sum(), leaf)
         if not bool(torch.isfinite(logits).all() & torch.isfinite(grad).all()):
-            self.findings["T02"] = "the attack's float16 copy overflows; attacks use the bfloat16 passes instead"
+            self._without_twin("overflows")
+
+    def settle(self) -> None:
+        """Take gradients out of the memory of compiled passes, which the next pass overwrites."""
+        if self.engine.compile:
+            for p in self.model.parameters():
+                p.grad = None if p.grad is None else p.grad.clone()
 
     def _passes(self, *inputs: Tensor) -> list[Tensor]:
         """Features and logits of one input after the other."""
@@ -138,6 +150,21 @@ class Runner:
             features = self.model.features(x)
         features = features.float()  # the head, like losses, in float32
         return features, self.model.head(features)
+
+
+def _compiled(passes: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+    """The compiler counts variants by code and gives up silently after some: every network gets code of its own."""
+
+    def own(*inputs: Tensor) -> Sequence[Tensor]:
+        return passes(*inputs)
+
+    own.__code__ = own.__code__.replace()
+    return torch.compile(own, mode="reduce-overhead", dynamic=False)
+
+
+def _told(error: Exception) -> str:
+    """The kind of an error and its first line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
 
 
 def _paired(tensors: Sequence[Tensor]) -> tuple[View, ...]:

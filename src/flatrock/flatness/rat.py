@@ -90,7 +90,7 @@ class RAT(Flatness):
         if not self._adds_terms:
             return None
         if self.terms == "exact":
-            u = self.before_attack(look.model, look.moment)
+            u = dict(self.before_attack(look.model, look.moment))
             values = exact_terms(look.model, look.x, look.x_adv, u, order=self.order)
         else:
             values = top_layer_terms(look.views, look.y, order=self.order, second_pair=self.second_pair, cc=self.cc)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -44,20 +46,32 @@ def chosen(model: nn.Module, which: str) -> dict[str, nn.Parameter]:
 
 
 def noise(model: nn.Module, which: str, sigma: float, seed: Seed) -> Shift:
-    """sigma * N(0, 1) for every chosen parameter; sigma = 0 moves nothing.
+    """sigma * N(0, 1) for every chosen parameter; sigma = 0 moves nothing."""
+    return {} if sigma == 0 else Noise(chosen(model, which), sigma, seed)
 
-    Drawn by the device's own generator: millions of numbers at every step must cost next to nothing.
+
+class Noise(Mapping[str, Tensor]):
+    """Gaussian numbers by name of a parameter, drawn when asked for and the same each time.
+
+    All of them together are as large as the network; who needs one after the other need not hold them all. Drawn by
+    the device's own generator: millions of numbers at every step must cost next to nothing.
     """
-    if sigma == 0:
-        return {}
-    tensors = chosen(model, which)
-    generators: dict[torch.device, torch.Generator] = {}
-    return {name: _normal(p, sigma, seed.child(name), generators) for name, p in tensors.items()}
 
+    def __init__(self, like: Mapping[str, Tensor], sigma: float, seed: Seed) -> None:
+        self._like, self._sigma, self._seed = like, sigma, seed
+        self._generators: dict[torch.device, torch.Generator] = {}  # started anew: making one takes its time
 
-def _normal(like: Tensor, sigma: float, seed: Seed, generators: dict[torch.device, torch.Generator]) -> Tensor:
-    """In the memory layout of the parameter; one generator per device, started anew: making one takes its time."""
-    if like.device not in generators:
-        generators[like.device] = torch.Generator(like.device)
-    generator = seed.restart(generators[like.device])
-    return torch.empty_like(like, requires_grad=False).normal_(std=sigma, generator=generator)
+    def __getitem__(self, name: str) -> Tensor:
+        like = self._like[name]
+        if like.device not in self._generators:
+            self._generators[like.device] = torch.Generator(like.device)
+        generator = self._seed.child(name).restart(self._generators[like.device])
+        # Not in the layout of the parameter: that must not decide which entry gets which number.
+        room = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return room.normal_(std=self._sigma, generator=generator)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._like)
+
+    def __len__(self) -> int:
+        return len(self._like)

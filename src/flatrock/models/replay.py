@@ -16,8 +16,11 @@ from torch import Tensor
 LARGEST = 1024
 # Sizes are rounded up to a multiple of this, so that few recordings serve many sizes.
 MULTIPLE = 32
-# A size is recorded when it is met this often: recording costs a few passes.
-OFTEN = 8
+# A pass of a size is recorded when it is met this often, work of many passes the second time: recording costs as much
+# as a few times doing it.
+OFTEN = {"pass": 8, "whole": 2}
+# No more is counted than this; who names everything anew gains nothing from recordings.
+COUNTED = 1000
 # Nothing is recorded where less than this share of the GPU's memory is free: recordings keep memory of their own.
 FREE = 0.1
 
@@ -25,23 +28,34 @@ FREE = 0.1
 Work = Callable[[Tensor], Tensor]
 
 
+class _Clock:
+    """Counts replays. Recordings share memory: each may overwrite what another left for its gradient."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Do what was recorded."""
+        graph.replay()
+        self.turn += 1
+
+
 @dataclass
 class _Recording:
     """A forward pass and, if asked for, the backward pass that belongs to it."""
 
+    clock: _Clock
     forward: torch.cuda.CUDAGraph
     x: Tensor
     logits: Tensor
     backward: torch.cuda.CUDAGraph | None = None
     grad_logits: Tensor | None = None
     grad_x: Tensor | None = None
-    turn: int = 0  # forward passes replayed so far
 
     def answer(self, x: Tensor) -> Tensor:
         """Replay the forward pass on these rows."""
         self.x.detach()[: x.shape[0]].copy_(x)
-        self.forward.replay()
-        self.turn += 1
+        self.clock.replay(self.forward)
         return self.logits.detach()[: x.shape[0]].clone()
 
 
@@ -49,6 +63,7 @@ class _Recording:
 class _Whole:
     """Work of any number of passes as one recording."""
 
+    clock: _Clock
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
     output: Tensor
@@ -57,8 +72,8 @@ class _Whole:
         """Replay it on the rows of these tensors."""
         count = tensors[0].shape[0]
         for mine, given in zip(self.inputs, tensors, strict=True):
-            mine[:count].copy_(given)
-        self.graph.replay()
+            mine[:count].copy_(given.detach())
+        self.clock.replay(self.graph)
         return self.output[:count].clone()
 
 
@@ -70,21 +85,20 @@ class _Through(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.recording = recording
         out = recording.answer(x)
-        ctx.turn = recording.turn
+        ctx.turn = recording.clock.turn
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         recording: _Recording = ctx.recording
         (x,) = ctx.saved_tensors
-        if recording.turn != ctx.turn:  # a later pass has overwritten what this one left for its gradient
+        if recording.clock.turn != ctx.turn:  # something replayed since then has overwritten what this pass left
             recording.answer(x)
-            ctx.turn = recording.turn
         assert recording.backward is not None
         assert recording.grad_logits is not None
         assert recording.grad_x is not None
         recording.grad_logits[: x.shape[0]].copy_(grads[0])
-        recording.backward.replay()
+        recording.clock.replay(recording.backward)
         return recording.grad_x[: x.shape[0]].clone(), None
 
 
@@ -98,21 +112,31 @@ class Replay:
 
     def __init__(self, *, gradients: bool = False) -> None:
         self._gradients = gradients
-        self._seen: Counter[tuple[int, ...]] = Counter()
-        self._recorded: dict[tuple[int, ...], _Recording] = {}
-        self._met: set[Hashable] = set()
+        self._met: Counter[Hashable] = Counter()
+        self._recorded: dict[Hashable, _Recording] = {}
         self._wholes: dict[Hashable, _Whole] = {}
+        self._refused: set[str] = set()  # what is not recorded any more; recordings there are serve on
         self._inside = False  # of work that is, or will be, recorded as a whole
+        self._clock = _Clock()
         self._pool: Any = None
         self._stream: Any = None  # of its own: torch's, for all recordings, is of the device used first
-        self._refused = False
 
     def __call__(self, work: Work, x: Tensor) -> Tensor:
         """What `work` says of x. It is not kept: its owner owns this, and would never be freed."""
-        if self._inside or not self._fits(x):
+        if self._inside or not _fits(x):
             return work(x)
+        through = self._gradients and x.requires_grad and torch.is_grad_enabled()
+        key = (through, _rounded(x.shape[0]), *x.shape[1:])
         with torch.cuda.device(x.device):
-            return self._on_device(work, x)
+            if key not in self._recorded and self._is_due("pass", key):
+                room = torch.zeros(key[1:], dtype=x.dtype, device=x.device, requires_grad=through)
+                if self._rehearsed("pass", lambda: _both_ways(work, room)):
+                    self._recorded[key] = self._record(work, room)
+            recording = self._recorded.get(key)
+            if recording is None:
+                return work(x)
+            out: Tensor = _Through.apply(x, recording) if through else recording.answer(x)  # type: ignore[no-untyped-call]
+            return out
 
     def whole(self, name: Hashable, work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """What `work` makes of these tensors: many passes and what lies between them as one recording.
@@ -120,20 +144,15 @@ class Replay:
         The result has a row for each row of the tensors. Beside them the work may depend only on its name (what differs
         in anything else must have another) and draws no random numbers; no gradient passes.
         """
-        if self._inside or not self._fits(tensors[0]):
+        if self._inside or not _fits(tensors[0]) or not _hashable(name):
             return work(*tensors)
         key = (name, *((_rounded(t.shape[0]), *t.shape[1:], t.dtype) for t in tensors))
         with torch.cuda.device(tensors[0].device), self._as_a_whole():
-            if key not in self._met:  # what comes once is not worth it
-                self._met.add(key)
-                return work(*tensors)
-            if key not in self._wholes:
-                padded = [_padded(t.detach()) for t in tensors]
-                self._refused = not self._rehearsed(lambda: work(*padded))
-                if self._refused:
-                    return work(*tensors)
-                self._wholes[key] = self._record_whole(work, padded)
-            return self._wholes[key].answer(tensors)
+            if key not in self._wholes and self._is_due("whole", key):
+                room = [_padded(t.detach()) for t in tensors]
+                if self._rehearsed("whole", lambda: work(*room)):
+                    self._wholes[key] = self._record_whole(work, room)
+            return self._wholes[key].answer(tensors) if key in self._wholes else work(*tensors)
 
     @contextmanager
     def _as_a_whole(self) -> Iterator[None]:
@@ -143,28 +162,16 @@ class Replay:
         finally:
             self._inside = False
 
-    def _fits(self, x: Tensor) -> bool:
-        return not self._refused and x.is_cuda and 0 < x.shape[0] <= LARGEST
+    def _is_due(self, kind: str, key: Hashable) -> bool:
+        """Whether this was met often enough, now included."""
+        if kind in self._refused:
+            return False
+        if len(self._met) >= COUNTED:
+            self._met.clear()
+        self._met[kind, key] += 1
+        return self._met[kind, key] >= OFTEN[kind]
 
-    def _on_device(self, work: Work, x: Tensor) -> Tensor:
-        through = self._gradients and x.requires_grad and torch.is_grad_enabled()
-        key = (int(through), _rounded(x.shape[0]), *x.shape[1:])
-        recording = self._recorded.get(key)
-        if recording is None:
-            self._seen[key] += 1
-            if self._seen[key] < OFTEN:
-                return work(x)
-            tensor = torch.zeros(key[1:], dtype=x.dtype, device=x.device, requires_grad=through)
-            self._refused = not self._rehearsed(lambda: _both_ways(work, tensor))
-            if self._refused:
-                return work(x)
-            recording = self._recorded[key] = self._record(work, tensor)
-        if not through:
-            return recording.answer(x)
-        out: Tensor = _Through.apply(x, recording)  # type: ignore[no-untyped-call]
-        return out
-
-    def _rehearsed(self, work: Callable[[], object]) -> bool:
+    def _rehearsed(self, kind: str, work: Callable[[], object]) -> bool:
         """Whether the work ran without waiting for the GPU, which a recording cannot, and memory is left.
 
         A recording that breaks off would leave torch's random generator unusable, so it is not simply tried.
@@ -179,19 +186,22 @@ class Replay:
             with torch.cuda.stream(self._stream):  # libraries choose and allocate on the first call of a shape
                 work()
         except RuntimeError:
-            return False
+            self._refused.add(kind)
         finally:
             torch.cuda.set_sync_debug_mode(before)
             torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.empty_cache()  # what the rehearsal took is not taken
         free, total = torch.cuda.mem_get_info()
-        return free > FREE * total
+        if free <= FREE * total:
+            self._refused.add(kind)
+        return kind not in self._refused
 
     def _record(self, work: Work, x: Tensor) -> _Recording:
         forward = torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
             logits = work(x)
         self._pool = forward.pool()
-        recording = _Recording(forward, x, logits)
+        recording = _Recording(self._clock, forward, x, logits)
         if x.requires_grad:
             recording.grad_logits = torch.zeros_like(logits.detach())
             recording.backward = torch.cuda.CUDAGraph()
@@ -206,7 +216,20 @@ class Replay:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = work(*tensors)
         self._pool = graph.pool()
-        return _Whole(graph, tensors, output)
+        return _Whole(self._clock, graph, tensors, output)
+
+
+def _fits(x: Tensor) -> bool:
+    return x.is_cuda and 0 < x.shape[0] <= LARGEST
+
+
+def _hashable(name: Hashable) -> bool:
+    """Whether it can be a key; a tuple that holds something mutable cannot."""
+    try:
+        hash(name)
+    except TypeError:
+        return False
+    return True
 
 
 def _rounded(count: int) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatrock.core.borrow import full_precision, kept_buffers, mode, nudged
 from flatrock.core.rng import Seed
 from flatrock.core.threat import rows
+from flatrock.core.types import Replayer
 from flatrock.models.classifier import Classifier
 from flatrock.models.fused import fused
 from flatrock.models.fused_layers import Affine, PaddedConv, follow
@@ -64,7 +65,7 @@ class _Restored(torch.autograd.Function):
         return grads[0] / rows(ctx.factor.of_rows, grads[0]), None
 
 
-class Twin(nn.Module):
+class Twin(nn.Module, Replayer):
     """A copy of the network in eval mode and `dtype` that takes and returns float32; `follow()` brings it up to date.
 
     Only gradients of the input exist. A traced network is a plain sequence of operations: its passes are recorded on a
@@ -100,17 +101,18 @@ class Twin(nn.Module):
     def follow(self, shift: Mapping[str, Tensor] | None = None) -> None:
         """Take over the weights, plus what `shift` has for them by name, and the statistics the network has now."""
         shift = shift or {}
-        copied = {name for *_, name in self._pairs}
-        others = {name: delta for name, delta in shift.items() if name not in copied}
-        with torch.no_grad(), nudged(self._source[0], others):
-            now = [(mine, tensors[last], name) for mine, tensors, last, name in self._pairs]
-            plain = [(mine, tensor) for mine, tensor, name in now if name not in shift and mine.shape == tensor.shape]
-            if plain:  # all in one launch
-                mine, theirs = zip(*plain, strict=True)
-                torch._foreach_copy_(mine, theirs)
-            for wide, tensor, name in now:
-                if name in shift or wide.shape != tensor.shape:
-                    value = tensor + shift[name] if name in shift else tensor
+        model = self._source[0]
+        now = [(mine, tensors[name]) for mine, tensors, name in self._pairs]
+        # By identity: a tensor that layers share has one name in the shift.
+        names = {id(p): name for name, p in model.named_parameters() if name in shift} if shift else {}
+        copied = {names[id(tensor)] for _, tensor in now if id(tensor) in names}
+        with torch.no_grad(), nudged(model, {name: shift[name] for name in shift if name not in copied}):
+            alike = [(mine, t) for mine, t in now if mine.shape == t.shape and id(t) not in names]
+            if alike:  # all in one launch
+                torch._foreach_copy_([mine for mine, _ in alike], [t for _, t in alike])
+            for wide, tensor in now:
+                if wide.shape != tensor.shape or id(tensor) in names:
+                    value = tensor + shift[names[id(tensor)]] if id(tensor) in names else tensor
                     # A padded convolution follows in its first channels.
                     (wide if wide.shape == value.shape else wide[:, : value.shape[1]]).copy_(value)
             follow(self._affines, self._norms)
@@ -195,8 +197,8 @@ def _places(model: nn.Module) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, Any], str, str]]:
-    """Tensors of the copy, where those they follow are kept, under which name there and in the network."""
+def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, Any], str]]:
+    """Tensors of the copy, and where those they follow are kept, under which name."""
     theirs = _places(model)
     found = []
     for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
@@ -204,5 +206,5 @@ def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, A
         module: Any = inner.get_submodule(owner)
         source = f"{module.source}.{last}" if isinstance(module, Affine | PaddedConv) else name
         if source in theirs:  # else it is neither parameter nor buffer of the network: nothing trains it
-            found.append((tensor.detach(), theirs[source], last, source))
+            found.append((tensor.detach(), theirs[source], last))
     return found

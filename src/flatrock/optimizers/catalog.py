@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.optim.optimizer import ParamsT
 
@@ -9,6 +11,28 @@ from flatrock.core.registry import Registry
 from flatrock.core.rng import Seed
 from flatrock.optimizers.entropy_sgd import EntropySGD, check_sgd
 from flatrock.optimizers.sgld import SGLD
+
+
+class FusedSGD(torch.optim.SGD):
+    """torch's SGD in one pass over memory.
+
+    Its kernel wants a momentum for every parameter from the first step on (0: the same numbers), and weights, gradients
+    and momenta laid out alike.
+    """
+
+    def __init__(self, params: ParamsT, **options: Any) -> None:
+        super().__init__(params, fused=True, **options)
+        for group in self.param_groups:
+            for p in group["params"] if group["momentum"] else ():
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
+
+    def step(self, closure: Any = None) -> Any:
+        """One update."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.grad.stride() != p.stride():
+                    p.grad = torch.empty_like(p, requires_grad=False).copy_(p.grad)
+        return super().step(closure)
 
 
 def sgd(
@@ -20,13 +44,13 @@ def sgd(
     nesterov: bool = False,
     seed: Seed | None = None,
 ) -> torch.optim.SGD:
-    """torch's own SGD. It draws nothing: `seed` is taken because every optimizer here takes one."""
+    """torch's own SGD, on a GPU the fused one. It draws nothing: `seed` is taken because every optimizer here does."""
     check_sgd("sgd", lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
-    made = torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
-    if all(p.is_cuda for group in made.param_groups for p in group["params"]):
-        for group in made.param_groups:
-            group |= {"fused": True, "foreach": False}  # the whole step in one pass over memory
-    return made
+    options: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+    made = torch.optim.SGD(params, **options)
+    on_gpu = all(p.is_cuda for group in made.param_groups for p in group["params"])
+    groups = [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in made.param_groups]
+    return FusedSGD(groups, **options) if on_gpu else made
 
 
 OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer")

@@ -83,6 +83,7 @@ def bench(
         listener.begin("warming up", len(recipes))
         if where.type == "cuda":  # what libraries load and take once must not be put down to whoever comes first
             _contestant(recipes[0], Path(folder), data_folder, where, Silent())
+            torch.compiler.reset()  # with the memory of what it compiled
         found = [_contestant(r, Path(folder), data_folder, where, listener) for r in recipes]
         listener.end()
         listener.begin("measuring", rounds * len(found))

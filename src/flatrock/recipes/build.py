@@ -63,7 +63,8 @@ def build_job(
     extra = _extra(recipe, data)
     seed = Seed(recipe.seed)
     loader = _loader(recipe, train, extra, seed, where)
-    engine = build_engine(recipe, where, steps=recipe.train.max_steps or recipe.train.epochs * len(loader))
+    steps = recipe.train.epochs * len(loader)
+    engine = build_engine(recipe, where, steps=min(steps, recipe.train.max_steps or steps))
     model = _placed(recipe, where, engine)
     check_fit(model, data)
     selection = fair_subset(_selection(recipe, split, data_folder), recipe.select.size)
@@ -122,8 +123,12 @@ def _placed(recipe: Recipe, device: torch.device, engine: Engine) -> Classifier:
 def build_engine(recipe: Recipe, device: torch.device, *, steps: int) -> Engine:
     """The recipe's choices for a run of so many steps; `auto` is what makes a GPU fast, and the reference elsewhere."""
     gpu = device.type == "cuda"
-    plain = any(method.needs_reference for method in build_flatness(recipe).values())
-    auto = "bfloat16" if gpu and not plain else "float32"
+    plain = (
+        not gpu
+        or not torch.cuda.is_bf16_supported(including_emulation=False)
+        or any(method.needs_reference for method in build_flatness(recipe).values())
+    )
+    auto = "float32" if plain else "bfloat16"
     precision = auto if recipe.engine.precision == "auto" else recipe.engine.precision
     fast = gpu and precision == "bfloat16"
     compiled = recipe.engine.compile
