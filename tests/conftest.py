@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatrock.core.rng import Seed
+from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.catalog import create_model
 
 FGSM_RADIUS = 0.1
@@ -19,6 +20,13 @@ FGSM_RADIUS = 0.1
 def one_thread() -> None:
     """Tensors are tiny here: a second thread costs more time than it gives, and one sums in a fixed order."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> Iterator[None]:
+    """What a test draws without a seed, weights of its networks above all, is the same whatever ran before."""
+    with kept_global_rng(seed=Seed(0)):
+        yield
 
 
 @dataclass(frozen=True)
