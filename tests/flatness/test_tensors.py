@@ -162,3 +162,23 @@ def test_noise_is_the_same_each_time_and_in_every_layout() -> None:
     assert torch.equal(first["0.weight"], first["0.weight"])
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert torch.equal(noise(model, "weights", 0.1, Seed(5))["0.weight"], first["0.weight"])
+
+
+def test_noise_is_drawn_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    drawn: list[tuple[int, ...]] = []
+    draw = Tensor.normal_
+
+    def counted(self: Tensor, *args: object, **options: object) -> Tensor:
+        drawn.append(tuple(self.shape))
+        return draw(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tensor, "normal_", counted)
+    shift = noise(model, "weights", 0.1, Seed(5))
+    assert len(shift) == 2
+    assert list(shift) == ["0.weight", "1.weight"]
+    assert "0.weight" in shift
+    assert "0.bias" not in shift
+    assert drawn == []
+    assert shift["1.weight"].shape == (2, 4)
+    assert drawn == [(2, 4)]

@@ -70,6 +70,9 @@ class Noise(Mapping[str, Tensor]):
         room = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         return room.normal_(std=self._sigma, generator=generator)
 
+    def __contains__(self, name: object) -> bool:  # a mapping's own would draw to find out
+        return name in self._like
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._like)
 
