@@ -139,6 +139,14 @@ def test_fast_steps_on_several_points(make_recipe: MakeRecipe, tmp_path: Path, f
     assert fast == pytest.approx(reference, rel=0.05)
 
 
+def test_fast_steps_of_an_optimizer_with_a_loop_of_its_own(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Gradients of one inner step must not change when the next one is computed."""
+    keys = {"optimizer": {"name": "entropy_sgd", "lr": 0.1, "steps": 3}}
+    reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 6)
+    fast = losses(build_job(make_recipe(**keys, **FAST), folder=tmp_path / "b", device="cuda"), 6)
+    assert fast == pytest.approx(reference, rel=0.05)
+
+
 @pytest.mark.parametrize("network", ["resnet20", "vgg16_bn", "mobilenet_v2", "wide_resnet28_4", "preact_resnet18"])
 def test_networks_of_the_catalog_step_fast(make_recipe: MakeRecipe, tmp_path: Path, network: str) -> None:
     """In whatever layout their kernels choose: recorded attack, fused SGD, several steps."""
