@@ -31,6 +31,7 @@ def test_costs_add_up() -> None:
         assert c.share_of_ceiling == pytest.approx(c.tflops / found.ceiling)
         assert c.interval is None, "three rounds hold no interval of 95 %"
         assert c.memory_gib is None
+        assert c.kernels_ms == {}, "only a GPU tells"
         assert c.engine == {"precision": "float32", "compile": False, "twin": False}
         assert (c.model, c.batch_size, c.steps_per_epoch, c.objective, c.flatness) == ("digits_cnn", 64, 4, "at", ())
         assert statistics.median(c.rounds_ms) == pytest.approx(c.ms_per_step)
@@ -40,6 +41,10 @@ def test_costs_add_up() -> None:
     assert found.costs[0].ratio == 1.0
     assert len({c.recipe_hash for c in found.costs}) == 3
     assert found.costs[2].ratio > found.costs[0].ratio, "four more attack steps take time"
+    crafting = [c.attack_ms or 0.0 for c in found.costs]
+    assert 0 < crafting[0] < crafting[2] < 2 * found.costs[2].ms_per_step
+    (plain,) = bench([load_recipe("digits_standard", SMALL)], rounds=1, steps=1).costs
+    assert plain.attack_ms is None
     work = [c.tflops * c.ms_per_step for c in found.costs]
     assert work[2] - work[1] == pytest.approx(work[1] - work[0], rel=1e-6), "each attack step is the same arithmetic"
 

@@ -150,7 +150,7 @@ def test_an_older_file_keeps_what_only_it_measured() -> None:
     assert lines_of(page, "PreActResNet-18 TRADES", "s/epoch")[0][2] == "`cifar10_short_trades`, `new.json` |"
     assert lines_of(page, *TRADES_AWP)[0][2] == "`cifar10_short_trades_awp`, `old.json` |"
     older = page[page.index("## `old.json`") :]
-    shown = [line.split("`")[1] for line in older if line.startswith("| `")]
+    shown = list(dict.fromkeys(line.split("`")[1] for line in older if line.startswith("| `")))
     assert shown == ["cifar10_short_trades", "cifar10_short_trades_awp", "cifar10_short_mart"]
 
 
@@ -251,3 +251,13 @@ def test_the_page_in_docs_is_what_the_command_writes(tmp_path: Path) -> None:
     )
     measured = [file for file in files if read_bench(file)]
     assert ("ms/step" in out.read_text()) == bool(measured)
+
+
+def test_where_the_time_of_a_step_goes() -> None:
+    """Kernels by kind, what is left as waiting, and nothing for a file of a CPU."""
+    gpu = fake_cost("cifar10_short_at", 20.0, kernels_ms={"convolutions": 12.0, "copies": 3.5}, attack_ms=15.0)
+    page = page_of(gpu=fake_bench(gpu))
+    assert "| recipe | step | convolutions | copies | waiting | of the step, the attack |" in page
+    assert "| `cifar10_short_at` | 20.00 | 12.00 | 3.50 | 4.50 | 15.00 |" in page
+    cpu = fake_cost("cifar10_short_at", 20.0, kernels_ms={}, attack_ms=15.0)
+    assert not any("waiting" in line for line in page_of(cpu=fake_bench(cpu)))

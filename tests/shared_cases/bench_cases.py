@@ -57,6 +57,8 @@ def fake_cost(
         "tflops": 123.4,
         "share_of_ceiling": 0.1763,
         "memory_gib": gib,
+        "attack_ms": 0.8 * ms,
+        "kernels_ms": {"convolutions": 0.6 * ms, "copies": 0.1 * ms},
         "ratio": 1.0,
         "interval": None,
         "rounds_ms": tuple(ms * r for r in rounds),

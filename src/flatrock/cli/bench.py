@@ -58,4 +58,9 @@ def _table(found: Bench) -> list[str]:
         f"{found.provenance['device']}, torch {found.provenance['torch']}, {' and '.join(sorted(engines))}; "
         f"matmul ceiling {found.ceiling:.3g} TFLOP/s"
     )
+    for c in found.costs:
+        if c.kernels_ms:
+            spent = ", ".join(f"{kind} {ms:.2f}" for kind, ms in c.kernels_ms.items())
+            crafting = "" if c.attack_ms is None else f"; the attack alone takes {c.attack_ms:.2f}"
+            lines.append(f"{c.recipe}, ms of a step: {spent}{crafting}")
     return [*lines, *(f"{c.recipe}: {finding}" for c in found.costs for finding in c.findings)]

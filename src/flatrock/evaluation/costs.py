@@ -32,7 +32,8 @@ class Estimate:
 class StepCost:
     """One recipe: what was trained, and medians over the rounds; `ratio` is to the first recipe of the file.
 
-    `flatness` holds the methods with all their options, `attack` its name, steps and bn_mode.
+    `flatness` holds the methods with all their options, `attack` its name, steps and bn_mode. `kernels_ms` is what a
+    GPU spends of a step on each kind of kernel; the rest of ms_per_step it waits.
     """
 
     recipe: str
@@ -48,6 +49,8 @@ class StepCost:
     tflops: float
     share_of_ceiling: float
     memory_gib: float | None  # what the process took from the GPU for it; unknown on a CPU
+    attack_ms: float | None  # crafting alone; None without an attack
+    kernels_ms: Mapping[str, float]  # empty on a CPU
     ratio: float
     interval: tuple[float, float] | None
     rounds_ms: tuple[float, ...]  # milliseconds per step of every round

@@ -6,8 +6,9 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,12 +23,15 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import kept_global_rng, seed_layers
 from flatrock.data.loader import Batch
+from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
 from flatrock.engine.loop import set_lr
+from flatrock.engine.loss import Stage
 from flatrock.engine.runner import Runner
 from flatrock.engine.step import train_step
 from flatrock.evaluation.costs import Bench, StepCost, median
 from flatrock.recipes.build import build_job
+from flatrock.recipes.kernels import kernel_ms
 from flatrock.recipes.schema import Recipe
 
 # Steps before anything is timed: compiling, recording, choosing kernels.
@@ -46,6 +50,8 @@ class _Contestant:
     memory: float | None = None
     step: int = 0
     times: list[float] = field(default_factory=list)
+    attack_ms: float | None = None
+    kernels_ms: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, steps: int) -> float:
         """Train so many steps, batches and augmentation included; seconds per step."""
@@ -92,6 +98,10 @@ def bench(
                 one.times.append(one.run(steps))
                 listener.advance(1)
         listener.end()
+        for one in found:  # looked at last: a profiler slows down
+            one.attack_ms = _attack_ms(one, steps)
+            if where.type == "cuda":
+                one.kernels_ms = kernel_ms(partial(one.run, steps), steps=steps)
         ceiling = matmul_ceiling(where)
         costs = tuple(_cost(one, found[0], ceiling) for one in found)
     about = birth_certificate(device=where, seed=recipes[0].seed, rounds=rounds, steps=steps)
@@ -134,6 +144,22 @@ def _forever(job: Job) -> Iterator[Batch]:
             if len(batch.ids) == full:
                 yield batch
         epoch += 1
+
+
+def _attack_ms(one: _Contestant, count: int) -> float | None:
+    """Milliseconds of crafting one batch at the weights of now, without what methods add to it."""
+    if one.job.attack is None:
+        return None
+    batch = next(one.batches)
+    stage = Stage(one.job, batch.x, batch.y, batch.ids, one.job.moment(one.step))
+    with one.job.runner.tuned():
+        craft(stage, {})
+        _wait(one.job.device)
+        begun = time.perf_counter()
+        for _ in range(count):
+            craft(stage, {})
+        _wait(one.job.device)
+    return 1000 * (time.perf_counter() - begun) / count
 
 
 def _flops(one: _Contestant) -> float:
@@ -198,6 +224,8 @@ def _cost(one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:
         tflops=tflops,
         share_of_ceiling=tflops / ceiling,
         memory_gib=one.memory,
+        attack_ms=one.attack_ms,
+        kernels_ms=one.kernels_ms,
         ratio=ratio.value,
         interval=ratio.interval,
         rounds_ms=tuple(1000 * t for t in one.times),

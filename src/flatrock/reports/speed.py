@@ -47,6 +47,8 @@ def speed_page(targets: SpeedTargets, benches: Mapping[str, Bench]) -> str:
     parts.append(markdown(target_table(targets, files)))
     for name, bench, costs in shown(targets, files):
         parts += [f"## `{name}`", origin(bench), markdown(cost_table(bench, costs))]
+        if any(c.kernels_ms for c in costs):
+            parts += ["Where the time of a step goes, in milliseconds:", markdown(profile_table(costs))]
         findings = [f"- `{c.recipe}`: {finding}" for c in costs for finding in c.findings]
         parts += ["\n".join(findings)] if findings else []
     parts += ["## Adding a measurement", HOW]
@@ -144,6 +146,19 @@ def cost_table(bench: Bench, costs: Sequence[StepCost]) -> Table:
         )
     header = ("recipe", "ms/step (95 %)", "s/epoch of the recipe", "images/s", "TFLOP/s", "of matmul ceiling")
     return Table((*header, "memory, GiB", "time over base (95 %)", "engine"), tuple(lines))
+
+
+def profile_table(costs: Sequence[StepCost]) -> Table:
+    """Milliseconds of a step by kind of kernel, and those in which the GPU waits; crafting alone beside them."""
+    kinds = list(dict.fromkeys(kind for c in costs for kind in c.kernels_ms))
+    lines = []
+    for c in costs:
+        spent = [c.kernels_ms.get(kind, 0.0) for kind in kinds]
+        waits = max(c.ms_per_step - sum(spent), 0.0)
+        crafting = "" if c.attack_ms is None else f"{c.attack_ms:.2f}"
+        told = [f"{ms:.2f}" for ms in (c.ms_per_step, *spent, waits)] if c.kernels_ms else [""] * (len(kinds) + 2)
+        lines.append((f"`{c.recipe}`", *told, crafting))
+    return Table(("recipe", "step", *kinds, "waiting", "of the step, the attack"), tuple(lines))
 
 
 def origin(bench: Bench) -> str:

@@ -1,0 +1,47 @@
+"""Kernels by what they do, told by their names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flatrock.recipes.kernels import AROUND, KINDS, kernel_ms, kind_of
+
+NAMES = {
+    "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_execute": "convolutions",
+    "sm90_xmma_wgrad_indexed_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize64x64x64": "convolutions",
+    "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816dgrad_optimized_f16_256x64_32x4": "convolutions",
+    "void convolve_common_engine_float_NHWC<__nv_bfloat16, __nv_bfloat16, 128, 5, 5>": "convolutions",
+    "void cudnn::engines_precompiled::nhwcToNchwKernel<__half, __half, float, true>": "convolutions",
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_tn_align2>": "matrix products",
+    "_forward": "normalisation and ReLU",
+    "_backward": "normalisation and ReLU",
+    "triton_poi_fused__native_batch_norm_legit_functional_relu_5": "normalisation and ReLU",
+    "triton_red_fused__native_batch_norm_legit_functional_native_batch_norm_backward": "normalisation and ReLU",
+    "Memset (Device)": "copies",
+    "Memcpy DtoD (Device -> Device)": "copies",
+    "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl<direct_copy_kernel_cuda>>": "copies",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": "other",
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedSgd>": "other",
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES.items(), ids=[n[:40] for n in NAMES])
+def test_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+    assert not AROUND.search(name)
+
+
+@pytest.mark.parametrize("name", ["## Call CompiledFxGraph abc ##", "Optimizer.step#SGD.step", "aten::_foreach_copy_"])
+def test_what_is_drawn_around_kernels_is_not_counted(name: str) -> None:
+    assert AROUND.search(name)
+
+
+@pytest.mark.gpu
+def test_a_matrix_product_is_one() -> None:
+    a = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    torch.mm(a, a)
+    spent = kernel_ms(lambda: [torch.mm(a, a) for _ in range(5)], steps=5)
+    assert list(spent) == list(KINDS)
+    assert spent["matrix products"] > 0.05
+    assert sum(spent.values()) < 2 * spent["matrix products"]
