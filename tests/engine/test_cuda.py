@@ -139,6 +139,15 @@ def test_fast_steps_on_several_points(make_recipe: MakeRecipe, tmp_path: Path, f
     assert fast == pytest.approx(reference, rel=0.05)
 
 
+@pytest.mark.parametrize("bn_mode", ["train", "frozen"])
+def test_fast_steps_with_attacks_on_batch_statistics(make_recipe: MakeRecipe, tmp_path: Path, bn_mode: str) -> None:
+    """Such attacks query the compiled training pass, whose weights need no gradient then."""
+    keys = {"objective": {"name": "trades", "beta": 3}, "attack": {"steps": 3, "bn_mode": bn_mode}}
+    reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 6)
+    fast = losses(build_job(make_recipe(**keys, **FAST), folder=tmp_path / "b", device="cuda"), 6)
+    assert fast == pytest.approx(reference, rel=0.05)
+
+
 def test_fast_steps_of_an_optimizer_with_a_loop_of_its_own(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """Gradients of one inner step must not change when the next one is computed."""
     keys = {"optimizer": {"name": "entropy_sgd", "lr": 0.1, "steps": 3}}
