@@ -132,6 +132,24 @@ def test_each_has_its_own_best_epoch(make_job: MakeJob, tmp_path: Path) -> None:
     assert load(folder.best, role="best")[1]["record"]["epoch"] == 2
 
 
+def test_epochs_without_a_probe_have_no_average(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics that are estimated anew cost attacks; what nobody looks at need not have them."""
+    made: list[int] = []
+
+    def counted(job: Job, method: Any, *, step: int) -> Any:
+        made.append(step)
+        return averaged(job, method, step=step)
+
+    monkeypatch.setattr("flatrock.engine.loop.averaged", counted)
+    run = train(make_job(tmp_path / "run", flatness=SWA, select__every=3))
+    assert made == [8, 11], "after epochs 3 and 4, the last, of 3 steps each"
+    assert [r.average_robust is None for r in run.records] == [True, True, False, False]
+    assert [r.average_best_epoch is None for r in run.records] == [True, True, False, False]
+    assert load(RunFolder(tmp_path / "run").average_last)[1]["record"]["epoch"] == 4
+
+
 def test_auto_means_the_average_where_there_is_one(make_job: MakeJob, tmp_path: Path) -> None:
     train(make_job(tmp_path / "averaged", flatness=SWA))
     train(make_job(tmp_path / "plain"))

@@ -111,7 +111,7 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
     if state.history and state.step_in_epoch == 0:
         record = state.history[-1]
         save(folder.last, model_tensors(job.model), _weights_meta(job, "last", record))
-        if job.averaging is not None:
+        if job.averaging is not None and record.robust is not None:
             with kept_global_rng(job.device), averaged(job, job.averaging, step=record.step - 1) as model:
                 save(folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record))
     resumed = [*folder.resumptions(), dict(job.provenance)]
@@ -193,19 +193,23 @@ def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog)
 
 
 def _end_average(job: Job, folder: RunFolder, state: TrainState, record: EpochRecord) -> EpochRecord:
-    """Probe and store the averaged weights of an epoch; the record tells how they did."""
+    """Probe and store the averaged weights of a probed epoch; the record tells how they did.
+
+    Not of every epoch: statistics that are estimated anew cost attacks.
+    """
     assert job.averaging is not None
     best = best_record(state.history, "average_best_epoch")
+    if record.robust is None:
+        return replace(record, average_best_epoch=best.epoch if best else None)
     with averaged(job, job.averaging, step=record.step - 1) as model:
         tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
-        outcome = None if record.robust is None else _probed(job, model)
+        outcome = _probed(job, model)
     check_finite(tensors)
-    beaten = None if best is None else (best.average_clean, best.average_robust)
-    improved = outcome is not None and _better(job, outcome, beaten)
+    improved = _better(job, outcome, None if best is None else (best.average_clean, best.average_robust))
     record = replace(
         record,
-        average_clean=outcome.clean if outcome else None,
-        average_robust=outcome.robust if outcome else None,
+        average_clean=outcome.clean,
+        average_robust=outcome.robust,
         average_best_epoch=record.epoch if improved else (best.epoch if best else None),
     )
     if improved:
