@@ -197,3 +197,12 @@ def test_overwriting_removes_the_averages_of_the_run_before(make_job: MakeJob, t
     train(make_job(tmp_path / "run", flatness=SWA))
     train(make_job(tmp_path / "run"), overwrite=True)
     assert not list((tmp_path / "run").glob("average-*"))
+
+
+@pytest.mark.parametrize("which", ["auto", "best", "average-best", "average-last"])
+def test_a_run_that_was_not_probed_yet_says_so(make_job: MakeJob, tmp_path: Path, stopper: Any, which: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(make_job(tmp_path / "run", flatness=SWA, select__every=50), progress=stopper(8))
+    with pytest.raises(StateError, match=r"no epoch of .*run was probed yet \(select\.every\); .*--which last"):
+        load_model(tmp_path / "run", which=which)
+    assert load_model(tmp_path / "run", which="last")

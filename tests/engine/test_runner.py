@@ -22,7 +22,7 @@ from flatrock.engine.loss import Stage, run_passes
 from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.step import train_step
 from flatrock.models.catalog import create_model
-from flatrock.models.twin import Twin
+from flatrock.models.twin import CARRIED, Twin
 from flatrock.models.view import view
 from flatrock.recipes.build import build_engine, recipe_hash
 from flatrock.recipes.load import load_recipe
@@ -265,7 +265,7 @@ def test_the_engine_does_not_change_the_hash() -> None:
 
 def test_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     able = [True]
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able[0] or including_emulation)
+    monkeypatch.setattr("flatrock.recipes.build.computes_bfloat16", lambda device: able[0])
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     auto = load_recipe("digits_at")
     assert build_engine(auto, cpu, steps=10**6) == Engine()
@@ -388,3 +388,57 @@ def test_memory_on_record_is_that_of_training(
     assert not reset
     _probed(job, cpu.model)
     assert reset == ["cache", "peak"]
+
+
+def test_input_gradients_are_taken_out_of_the_memory_of_compiled_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks that average gradients keep one while the next is computed; as CUDA graphs do, this memory is reused."""
+    memory: list[Tensor] = []
+
+    class Reused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            memory.append(memory[0].copy_(grads[0]) if memory else grads[0].clone())
+            return memory[0]
+
+    def compiler(work: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        return lambda *passes: work(*(Reused.apply(x) for x in passes))  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    runner = Runner(create_model("digits_cnn", num_classes=10).eval(), Engine(compile=True), size=6)
+    queried = attacked(runner, "train")
+
+    def gradient(x: Tensor) -> Tensor:
+        leaf = x.clone().requires_grad_(True)
+        (grad,) = torch.autograd.grad(queried(leaf).square().sum(), leaf)
+        return grad
+
+    first = gradient(inputs())
+    kept = first.clone()
+    second = gradient(0.5 * inputs())
+    assert torch.equal(first, kept)
+    assert not torch.equal(second, kept)
+    assert runner.findings == {}
+
+
+def test_the_check_sends_gradients_as_large_as_attacks_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = create_model("digits_cnn", num_classes=10).eval()
+    runner = Runner(model, Engine(precision="bfloat16", twin=True))
+    seen: list[Tensor] = []
+    inside = Twin.inside
+
+    def watched(self: Twin, x: Tensor) -> Tensor:
+        logits = inside(self, x)
+        if logits.requires_grad:
+            logits.register_hook(seen.append)  # type: ignore[no-untyped-call]
+        return logits
+
+    monkeypatch.setattr(Twin, "inside", watched)
+    attacked(runner)
+    seen.clear()
+    runner.check(inputs(), "eval")
+    (entering,) = seen
+    assert torch.equal(entering.abs().amax(1), torch.full((6,), CARRIED, dtype=torch.float16))

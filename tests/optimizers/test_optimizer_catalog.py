@@ -214,3 +214,17 @@ def test_sgd_on_a_gpu_is_fused() -> None:
         for _ in range(3):
             optimizer.step()
     assert torch.allclose(plain, fused.cpu(), rtol=1e-6)
+
+
+def test_the_fused_step_goes_on_from_a_state_without_some_momenta() -> None:
+    """As plain SGD leaves it for parameters that had no gradient yet."""
+    first, second = (torch.ones(3, requires_grad=True) for _ in range(2))
+    first.grad = torch.ones(3)
+    plain = torch.optim.SGD([first, second], lr=0.1, momentum=0.9)
+    plain.step()
+    fused = FusedSGD([first, second], lr=0.1, momentum=0.9)
+    fused.load_state_dict({"state": plain.state_dict()["state"], "param_groups": fused.state_dict()["param_groups"]})
+    second.grad = torch.ones(3)
+    fused.step()
+    assert torch.allclose(first, torch.full((3,), 1 - 0.1 - 0.1 * 1.9))
+    assert torch.allclose(second, torch.full((3,), 0.9))

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flatrock.core.borrow import nudged
 from flatrock.core.hooks import Shift
@@ -126,7 +128,9 @@ class Runner:
         twin.follow()
         leaf = x.detach().to(torch.float16).requires_grad_(True)
         logits = twin.inside(leaf)  # not recorded: once an epoch is not worth it
-        (grad,) = torch.autograd.grad((CARRIED * torch.logsumexp(logits.float(), 1)).sum(), leaf)
+        # As large as gradients enter the copy in an attack.
+        entering = CARRIED * F.one_hot(logits.argmax(1), logits.shape[1]).to(logits.dtype)
+        (grad,) = torch.autograd.grad(logits, leaf, entering)
         if not bool(torch.isfinite(logits).all() & torch.isfinite(grad).all()):
             self._without_twin("overflows")
 
@@ -172,6 +176,18 @@ def _paired(tensors: Sequence[Tensor]) -> tuple[View, ...]:
     return tuple(View(features=f, logits=z) for f, z in zip(tensors[::2], tensors[1::2], strict=True))
 
 
+class _Owned(torch.autograd.Function):
+    """Identity; its gradient is a copy, outside the memory of compiled passes, which the next pass overwrites."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].clone()
+
+
 class _Autocast(nn.Module):
     """The runner as a module of logits, for attacks in train mode."""
 
@@ -181,4 +197,6 @@ class _Autocast(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits."""
+        if self._runner[0].engine.compile and x.requires_grad:
+            x = _Owned.apply(x)  # type: ignore[no-untyped-call]
         return self._runner[0].view(x).logits

@@ -37,7 +37,7 @@ def train_step(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome
 
 
 def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
-    x, y = _mixed(job, batch, step)
+    x, y = mixed(job, batch, step)
     stage = Stage(job, x, y, batch.ids, job.moment(step))
     job.optimizer.zero_grad(set_to_none=True)  # the attack may have their memory
     if guard:
@@ -65,7 +65,8 @@ def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
     return StepOutcome(done.losses, right, labelled=(hard >= 0).sum(), samples=len(batch.ids))
 
 
-def _mixed(job: Job, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+def mixed(job: Job, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of a batch as a step sees them: mixed up if the recipe says so."""
     if job.mixup_alpha == 0:
         return batch.x, batch.y
     one_hot = F.one_hot(batch.y, job.num_classes).float()

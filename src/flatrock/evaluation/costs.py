@@ -104,8 +104,10 @@ class Bench:
 
 
 def _cost(values: Mapping[str, Any]) -> StepCost:
-    lists = {key: tuple(values[key]) for key in ("flatness", "rounds_ms", "findings")}
-    interval = values["interval"]
+    lists: dict[str, Any] = {key: tuple(values[key]) for key in ("flatness", "rounds_ms", "findings")}
+    interval, crafting = values["interval"], values["attack_ms"]
+    lists["attack_ms"] = None if crafting is None else float(crafting)
+    lists["kernels_ms"] = {str(kind): float(ms) for kind, ms in values["kernels_ms"].items()}
     return StepCost(**{**values, **lists, "interval": None if interval is None else tuple(interval)})
 
 

@@ -147,6 +147,8 @@ class Replay:
         if self._inside or not _fits(tensors[0]) or not _hashable(name):
             return work(*tensors)
         key = (name, *((_rounded(t.shape[0]), *t.shape[1:], t.dtype) for t in tensors))
+        if "whole" in self._refused and key not in self._wholes:
+            return work(*tensors)  # its passes may still be recorded one by one
         with torch.cuda.device(tensors[0].device), self._as_a_whole():
             if key not in self._wholes and self._is_due("whole", key):
                 room = [_padded(t.detach()) for t in tensors]

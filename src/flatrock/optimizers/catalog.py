@@ -22,14 +22,13 @@ class FusedSGD(torch.optim.SGD):
 
     def __init__(self, params: ParamsT, **options: Any) -> None:
         super().__init__(params, fused=True, **options)
-        for group in self.param_groups:
-            for p in group["params"] if group["momentum"] else ():
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
 
     def step(self, closure: Any = None) -> Any:
         """One update."""
         for group in self.param_groups:
             for p in group["params"]:
+                if group["momentum"] and self.state[p].get("momentum_buffer") is None:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
                 if p.grad is not None and p.grad.stride() != p.stride():
                     p.grad = torch.empty_like(p, requires_grad=False).copy_(p.grad)
         return super().step(closure)

@@ -123,18 +123,20 @@ def _placed(recipe: Recipe, device: torch.device, engine: Engine) -> Classifier:
 def build_engine(recipe: Recipe, device: torch.device, *, steps: int) -> Engine:
     """The recipe's choices for a run of so many steps; `auto` is what makes a GPU fast, and the reference elsewhere."""
     gpu = device.type == "cuda"
-    plain = (
-        not gpu
-        or not torch.cuda.is_bf16_supported(including_emulation=False)
-        or any(method.needs_reference for method in build_flatness(recipe).values())
-    )
-    auto = "float32" if plain else "bfloat16"
+    plain = any(method.needs_reference for method in build_flatness(recipe).values())
+    auto = "bfloat16" if gpu and computes_bfloat16(device) and not plain else "float32"
     precision = auto if recipe.engine.precision == "auto" else recipe.engine.precision
     fast = gpu and precision == "bfloat16"
     compiled = recipe.engine.compile
     if compiled == "auto":
         compiled = fast and steps >= WORTH_COMPILING
     return Engine(precision=precision, compile=compiled, twin=fast)
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether a GPU does so in hardware; older ones imitate it, slower than float32."""
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def build_model(recipe: Recipe) -> Classifier:

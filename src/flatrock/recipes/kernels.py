@@ -10,10 +10,11 @@ import torch
 
 # What the name of a kernel tells, the first that fits; names are those of cuDNN, cuBLAS, Triton and torch.
 KINDS = {
-    "convolutions": r"conv|fprop|dgrad|wgrad|implicit_gemm|xmma|cudnn|nhwc",
-    "matrix products": r"gemm|gemv|cutlass|cublas",
+    # First: the compiler names what it fuses, casts and neighbours included.
+    "normalisation and ReLU": r"batch_?norm|bn_(fw|bw)|^_forward$|^_backward$",
+    "convolutions": r"^(?!triton).*(conv|fprop|dgrad|wgrad|implicit_gemm|cudnn|nhwc)",
+    "matrix products": r"^(?!triton).*(gemm|gemv|cutlass|cublas|nvjet)",
     "copies": r"^memcpy|^memset|copy",
-    "normalisation and ReLU": r"batch_norm|^_forward$|^_backward$",
     "other": r"",
 }
 # Not kernels but what a profiler draws around them.
@@ -26,7 +27,7 @@ def kind_of(kernel: str) -> str:
 
 
 def kernel_ms(run: Callable[[], object], *, steps: int) -> dict[str, float]:
-    """Milliseconds per step a GPU spends on each kind of kernel while `run` makes so many steps."""
+    """Milliseconds per step a GPU spends on each kind of kernel while `run` makes so many steps; empty if unseen."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -36,4 +37,4 @@ def kernel_ms(run: Callable[[], object], *, steps: int) -> dict[str, float]:
     for event in seen.events() or ():
         if event.device_type.name == "CUDA" and not AROUND.search(event.name):
             spent[kind_of(event.name)] += event.time_range.elapsed_us()
-    return {kind: spent[kind] / 1000 / steps for kind in KINDS}
+    return {kind: spent[kind] / 1000 / steps for kind in KINDS} if spent else {}

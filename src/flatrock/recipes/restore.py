@@ -65,6 +65,11 @@ def _why_missing(folder: RunFolder, file: Path, which: str) -> str:
     records = folder.records()
     if not records:
         return f"{folder.path} has no finished epoch yet; train on with --resume"
+    probed = any(record.robust is not None for record in records)
+    if which != "last" and not probed:
+        return (
+            f"no epoch of {folder.path} was probed yet (select.every); look at --which last, or train on with --resume"
+        )
     best = records[-1].average_best_epoch if which == "average-best" else records[-1].best_epoch
     if which.endswith("best") and best is None:
         other = which.replace("best", "last")
