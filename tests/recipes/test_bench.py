@@ -11,8 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
+from flatrock.core.costs import median_interval, read_bench
 from flatrock.core.errors import ConfigError
-from flatrock.evaluation.costs import median_interval, read_bench
 from flatrock.recipes.bench import bench, matmul_ceiling
 from flatrock.recipes.load import load_recipe
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from flatrock.cli.main import app
 from flatrock.core.progress import Silent
+from flatrock.core.rows import read_rows
 from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import ProbeOutcome
-from flatrock.evaluation.rows import read_rows
 from flatrock.recipes import build
 from flatrock.recipes.build import build_threat, recipe_hash
 from flatrock.recipes.load import load_recipe, recipe_names

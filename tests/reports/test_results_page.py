@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
-from flatrock.evaluation.rows import Gap, read_rows
+from flatrock.core.rows import Gap, read_rows
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.results import protocol
 from flatrock.reports.claims import Verdict

@@ -11,8 +11,8 @@ from bench_cases import fake_bench, fake_cost, store
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
+from flatrock.core.costs import Bench, Estimate, read_bench
 from flatrock.core.errors import ConfigError
-from flatrock.evaluation.costs import Bench, Estimate, read_bench
 from flatrock.recipes.load import recipe_names
 from flatrock.reports.speed import speed_page, verdict
 from flatrock.reports.speed_targets import Limit, read_targets

@@ -8,23 +8,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from results_cases import CERTIFICATE
+
 from flatrock.attacks.catalog import ATTACKS
-from flatrock.evaluation.costs import Bench, StepCost
+from flatrock.core.costs import Bench, StepCost
 from flatrock.recipes.build import build_flatness
 from flatrock.recipes.load import load_recipe
 
-CERTIFICATE = {
-    "flatrock": "0.1.0",
-    "commit": "abc123def456",
-    "torch": "2.11.0",
-    "python": "3.11.7",
-    "device": "NVIDIA H200",
-    "time": "2026-11-15T12:00:00+00:00",
-    "seed": 0,
-    "rounds": 7,
-    "steps": 10,
-}
-ENGINE = {"precision": "bfloat16", "compile": True, "twin": True}
+ENGINE = CERTIFICATE["engine"]
 # Rounds of one machine that drifts: 1 is the median, 0.9 and 1.1 are the ends of its interval.
 DRIFT = (0.9, 0.95, 0.97, 1.0, 1.02, 1.05, 1.1)
 
@@ -70,7 +61,7 @@ def fake_cost(
 
 def fake_bench(*costs: StepCost, **about: Any) -> Bench:
     """These costs in one file."""
-    return Bench(costs, 700.0, {**CERTIFICATE, **about})
+    return Bench(costs, 700.0, {**CERTIFICATE, "rounds": 7, "steps": 10, **about})
 
 
 def store(path: Path, bench: Bench) -> Path:

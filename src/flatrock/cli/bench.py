@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
+from flatrock.core.costs import Bench
 from flatrock.core.device import pick_device
 from flatrock.core.files import write_atomic
-from flatrock.evaluation.costs import Bench
 from flatrock.recipes.bench import bench
 from flatrock.recipes.load import load_recipe
 

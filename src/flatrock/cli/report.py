@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say
+from flatrock.cli.several import recognised
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_atomic
-from flatrock.evaluation.rows import Row, read_rows
+from flatrock.core.rows import read_rows
 from flatrock.reports.papers import read_papers
 from flatrock.reports.results import results_page
 
@@ -27,15 +28,8 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
     """Write the page of results: one table per protocol beside the papers' figures, and what became of their claims."""
     with friendly():
         known = read_papers(papers or results[0].parent / "papers.yaml")
-        rows: list[Row] = []
-        used = []
-        for file in results:
-            found = read_rows(file)
-            if found is None:
-                say(f"left out {file}: not a file of `flatrock results`")
-            else:
-                rows += found
-                used.append(file.name)
+        found = recognised(results, read_rows, "flatrock results")
+        rows, used = [row for _, part in found for row in part], [file.name for file, _ in found]
         keys = [(row.recipe, row.seed) for row in rows]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:

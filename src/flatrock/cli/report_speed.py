@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say
+from flatrock.cli.several import recognised
+from flatrock.core.costs import Bench, read_bench
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_atomic
-from flatrock.evaluation.costs import Bench, read_bench
 from flatrock.reports.speed import speed_page
 from flatrock.reports.speed_targets import read_targets
 
@@ -28,13 +29,9 @@ def run(benches: Files, out: Out, targets: Targets = None) -> None:
     with friendly():
         asked = read_targets(targets or benches[0].parent / "speed_targets.yaml")
         found: dict[str, Bench] = {}
-        for file in benches:
-            bench = read_bench(file)
-            if bench is None:
-                say(f"left out {file}: not a file of `flatrock bench`")
-            elif file.name in found:
+        for file, bench in recognised(benches, read_bench, "flatrock bench"):
+            if file.name in found:
                 raise ConfigError(f"two files are called {file.name}; leave one out or rename it")
-            else:
-                found[file.name] = bench
+            found[file.name] = bench
         write_atomic(out, speed_page(asked, found).encode())
         say(f"wrote {out}: {len(found)} files of measurements")

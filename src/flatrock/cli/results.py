@@ -9,7 +9,7 @@ import typer
 
 from flatrock.cli.console import friendly, say, show
 from flatrock.core.errors import ConfigError, StateError
-from flatrock.evaluation.rows import Row, read_rows, write_rows
+from flatrock.core.rows import Row, read_rows, write_rows
 from flatrock.recipes.results import collect_run
 from flatrock.reports.results import overview
 

@@ -1,12 +1,25 @@
-"""What commands that take several runs share: which checkpoints are meant, and where figures go."""
+"""What commands that take several runs or files share: which are meant, and where figures go."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from flatrock.cli.console import say
 from flatrock.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def recognised(files: Sequence[Path], read: Callable[[Path], T | None], command: str) -> list[tuple[Path, T]]:
+    """The files that `command` wrote, with what `read` finds in them; the others are left out, and it is said."""
+    found = [(file, read(file)) for file in files]
+    for file, content in found:
+        if content is None:
+            say(f"left out {file}: not a file of `{command}`")
+    return [(file, content) for file, content in found if content is not None]
 
 
 def words(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writing so that a crash or a full disk never leaves half a file behind."""
+"""Writing so that a crash or a full disk never leaves half a file behind, and reading what may be damaged."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flatrock.core.errors import StateError
+
+T = TypeVar("T")
 
 
 def write_atomic(path: Path, content: bytes, *, older: Path | None = None) -> None:
@@ -36,6 +38,28 @@ def write_atomic(path: Path, content: bytes, *, older: Path | None = None) -> No
             f"could not write {path} ({len(content) / 1e6:.1f} MB): {error.strerror or error}; "
             "free space or choose another folder (a run continues with --resume). The previous file is intact"
         ) from error
+
+
+def read_record(path: Path, schema: str, make: Callable[[dict[str, Any]], T], command: str) -> T | None:
+    """What `make` makes of a JSON file of this schema ("name/version"); None for a JSON file that is something else.
+
+    StateError says what is wrong with a file, and that `command` writes it again.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise StateError(f"there is no file {path}") from error
+    except (ValueError, OSError) as error:
+        raise StateError(f"{path} is not readable JSON ({error})") from error
+    found = str(content.get("schema", "")) if isinstance(content, dict) else ""
+    if found.partition("/")[0] != schema.partition("/")[0]:
+        return None
+    try:
+        if found != schema:
+            raise ValueError(f"schema {found!r}, expected {schema!r}")
+        return make(content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(f"{path} is damaged ({error}); write it again with `{command}`") from error
 
 
 def json_text(value: Any) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from flatrock.core.costs import Bench, StepCost, median
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness
 from flatrock.core.progress import Progress, Silent
@@ -29,7 +30,6 @@ from flatrock.engine.loop import set_lr
 from flatrock.engine.loss import Stage
 from flatrock.engine.runner import Runner
 from flatrock.engine.step import mixed, train_step
-from flatrock.evaluation.costs import Bench, StepCost, median
 from flatrock.recipes.build import build_job
 from flatrock.recipes.kernels import kernel_ms
 from flatrock.recipes.schema import Recipe

@@ -11,8 +11,8 @@ from typing import Any
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
 from flatrock.core.records import EpochRecord, Result, Run
+from flatrock.core.rows import Row, Score
 from flatrock.engine.folder import RunFolder
-from flatrock.evaluation.rows import Row, Score
 from flatrock.recipes.check import validate
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.schema import Recipe

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from flatrock.evaluation.rows import Gap, Row, Score, mean_gap, paired
+from flatrock.core.rows import Gap, Row, Score, mean_gap, paired
 from flatrock.reports.papers import Entry, Figure, Papers, Protocol
 
 

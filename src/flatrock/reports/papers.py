@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatrock.core.errors import ConfigError
+from flatrock.reports.given import read_given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +73,7 @@ class Papers:
 
 def read_papers(path: Path) -> Papers:
     """Read the file; ConfigError says what in it is wrong."""
-    import yaml
-
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no file of the papers' figures at {path}; name it with --papers") from error
-    except (yaml.YAMLError, OSError) as error:
-        raise ConfigError(f"{path} is not readable YAML: {error}") from error
-    try:
-        return _papers(raw)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path}: {type(error).__name__} {error}; its first lines say how it is built") from error
+    return read_given(path, _papers, what="the papers' figures", option="--papers")
 
 
 def _papers(raw: Mapping[str, Any]) -> Papers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flatrock.evaluation.rows import Row
+from flatrock.core.rows import Row
 from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, score_at, target_lines
 from flatrock.reports.papers import Entry, Figure, Papers, Protocol
 from flatrock.reports.table import Table, markdown, percent

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flatrock.core.costs import Bench, Estimate, StepCost
 from flatrock.core.files import json_text
-from flatrock.evaluation.costs import Bench, Estimate, StepCost
 from flatrock.reports.speed_targets import MEASURES, Limit, SpeedRow, SpeedTargets
 from flatrock.reports.table import Table, markdown
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatrock.core.errors import ConfigError
-from flatrock.evaluation.costs import Bench, Estimate, StepCost
+from flatrock.core.costs import Bench, Estimate, StepCost
+from flatrock.reports.given import read_given
 
 # Bytes of a GiB in GB, the unit of the targets.
 GIB = 2**30 / 1e9
@@ -82,18 +82,11 @@ class SpeedTargets:
 
 def read_targets(path: Path) -> SpeedTargets:
     """Read the file; ConfigError says what in it is wrong."""
-    import yaml
+    return read_given(path, _targets, what="speed targets", option="--targets")
 
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no file of speed targets at {path}; name it with --targets") from error
-    except (yaml.YAMLError, OSError) as error:
-        raise ConfigError(f"{path} is not readable YAML: {error}") from error
-    try:
-        return SpeedTargets(**{**raw, "rows": tuple(_row(row) for row in raw["rows"])})
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path}: {type(error).__name__} {error}; its first lines say how it is built") from error
+
+def _targets(raw: Mapping[str, Any]) -> SpeedTargets:
+    return SpeedTargets(**{**raw, "rows": tuple(_row(row) for row in raw["rows"])})
 
 
 def _row(raw: Mapping[str, Any]) -> SpeedRow:

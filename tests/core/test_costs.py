@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from bench_cases import DRIFT, fake_bench, fake_cost, store
 
+from flatrock.core.costs import Estimate, median, read_bench
 from flatrock.core.errors import StateError
-from flatrock.evaluation.costs import Estimate, median, read_bench
 
 
 def test_a_file_is_read_as_written(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flatrock.core.errors import StateError
+from flatrock.core.files import read_record
 
 SCHEMA = "flatrock.bench/1"
 
@@ -113,21 +112,7 @@ def _cost(values: Mapping[str, Any]) -> StepCost:
 
 def read_bench(path: Path) -> Bench | None:
     """The content of a file of `flatrock bench`, checked; None for a JSON file that is something else."""
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise StateError(f"there is no file {path}") from error
-    except (ValueError, OSError) as error:
-        raise StateError(f"{path} is not readable JSON ({error})") from error
-    schema = str(content.get("schema", "")) if isinstance(content, dict) else ""
-    if not schema.startswith("flatrock.bench/"):
-        return None
-    try:
-        if schema != SCHEMA:
-            raise ValueError(f"schema {schema!r}, expected {SCHEMA!r}")
-        return Bench.from_dict(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StateError(f"{path} is damaged ({error}); write it again with `flatrock bench`") from error
+    return read_record(path, SCHEMA, Bench.from_dict, "flatrock bench")
 
 
 def median(values: Sequence[float]) -> Estimate:

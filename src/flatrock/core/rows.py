@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import StateError
-from flatrock.core.files import write_atomic
+from flatrock.core.files import read_record, write_atomic
 from flatrock.core.provenance import VERSION, commit
 
 SCHEMA = "flatrock.results/1"
@@ -147,21 +147,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def read_rows(path: Path) -> list[Row] | None:
     """The rows of a results file, checked; None for a JSON file that is something else."""
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise StateError(f"there is no results file {path}") from error
-    except (ValueError, OSError) as error:
-        raise StateError(f"{path} is not readable JSON ({error})") from error
-    schema = str(content.get("schema", "")) if isinstance(content, dict) else ""
-    if not schema.startswith("flatrock.results/"):
-        return None
-    try:
-        if schema != SCHEMA:
-            raise ValueError(f"schema {schema!r}, expected {SCHEMA!r}")
-        return [Row.from_dict(row) for row in content["rows"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StateError(f"{path} is damaged ({error}); write it again with `flatrock results`") from error
+    return read_record(path, SCHEMA, lambda content: [Row.from_dict(r) for r in content["rows"]], "flatrock results")
 
 
 def _packed(flags: Tensor) -> str:
