@@ -311,6 +311,17 @@ def test_a_twin_that_cannot_be_made_is_told_about(monkeypatch: pytest.MonkeyPatc
     }
 
 
+def test_an_attack_that_is_not_recorded_is_told_about() -> None:
+    runner = Runner(create_model("digits_cnn", num_classes=10).eval(), Engine(precision="bfloat16", twin=True))
+    twin = attacked(runner)
+    assert isinstance(twin, Twin)
+    assert runner.findings == {}
+    twin._replay.refused["whole"] = "1.0 of 16 GiB are free, too few"
+    attacked(runner)
+    why = "the attack is not recorded (1.0 of 16 GiB are free, too few); it launches every kernel anew"
+    assert runner.findings == {"T03": why}
+
+
 def test_every_network_is_compiled_however_many_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's compiler gives up silently on code it has met in too many variants."""
     compiled, count = torch.compile, [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,6 +19,12 @@ from flatrock.models.classifier import Classifier
 from flatrock.models.twin import Twin, faithful, probe_inputs
 
 NETWORKS = ["preact_resnet18", "resnet20", "digits_cnn", "moons_mlp"]
+
+
+@pytest.fixture
+def without_tf32() -> Iterator[None]:
+    with full_precision("cuda"):
+        yield
 
 
 def drifted(model: Classifier, seed: int) -> None:
@@ -189,13 +196,8 @@ def test_a_twin_is_freed_with_its_last_name() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["preact_resnet18", "resnet18"])
-def test_replayed_passes_on_a_gpu(name: str) -> None:
+def test_replayed_passes_on_a_gpu(name: str, without_tf32: None) -> None:
     """Recorded forward and backward passes follow weights that change, in any order, also for a smaller last batch."""
-    with full_precision(torch.device("cuda")):
-        _check_replays(name)
-
-
-def _check_replays(name: str) -> None:
     model = create_model(name, num_classes=10).eval().cuda()
     drifted(model, 1)
     twin = Twin(model, dtype=torch.float32, gradients=True)
@@ -216,13 +218,8 @@ def _check_replays(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("loss", ["ce", "kl"])
-def test_a_whole_attack_is_recorded_once(loss: str) -> None:
+def test_a_whole_attack_is_recorded_once(loss: str, without_tf32: None) -> None:
     """Steps replayed are the steps themselves, at weights that change, for a smaller batch and for other labels too."""
-    with full_precision(torch.device("cuda")):
-        _check_whole(loss)
-
-
-def _check_whole(loss: str) -> None:
     model = create_model("preact_resnet18", num_classes=10).eval().cuda()
     drifted(model, 1)
     fast, slow = Twin(model, dtype=torch.float32, gradients=True), Twin(model, dtype=torch.float32)

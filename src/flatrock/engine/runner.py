@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +97,8 @@ class Runner:
         if twin is not None:
             twin.follow(shift)
             yield twin
+            if twin.refused:
+                self.findings["T03"] = f"the attack is not recorded ({twin.refused}); it launches every kernel anew"
         else:
             with nudged(self.model, shift):
                 yield self.model if self.engine == Engine() else self._caster
@@ -176,18 +177,6 @@ def _paired(tensors: Sequence[Tensor]) -> tuple[View, ...]:
     return tuple(View(features=f, logits=z) for f, z in zip(tensors[::2], tensors[1::2], strict=True))
 
 
-class _Owned(torch.autograd.Function):
-    """Identity; its gradient is a copy, outside the memory of compiled passes, which the next pass overwrites."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0].clone()
-
-
 class _Autocast(nn.Module):
     """The runner as a module of logits, for attacks in train mode."""
 
@@ -198,5 +187,7 @@ class _Autocast(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits."""
         if self._runner[0].engine.compile and x.requires_grad:
-            x = _Owned.apply(x)  # type: ignore[no-untyped-call]
+            x = x.view_as(x)
+            # A copy of the gradient, outside the memory of compiled passes, which the next pass overwrites.
+            x.register_hook(torch.clone)  # type: ignore[no-untyped-call]
         return self._runner[0].view(x).logits

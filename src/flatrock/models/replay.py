@@ -115,7 +115,7 @@ class Replay:
         self._met: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, _Recording] = {}
         self._wholes: dict[Hashable, _Whole] = {}
-        self._refused: set[str] = set()  # what is not recorded any more; recordings there are serve on
+        self.refused: dict[str, str] = {}  # what is not recorded any more, and why; recordings there are serve on
         self._inside = False  # of work that is, or will be, recorded as a whole
         self._clock = _Clock()
         self._pool: Any = None
@@ -147,7 +147,7 @@ class Replay:
         if self._inside or not _fits(tensors[0]) or not _hashable(name):
             return work(*tensors)
         key = (name, *((_rounded(t.shape[0]), *t.shape[1:], t.dtype) for t in tensors))
-        if "whole" in self._refused and key not in self._wholes:
+        if "whole" in self.refused and key not in self._wholes:
             return work(*tensors)  # its passes may still be recorded one by one
         with torch.cuda.device(tensors[0].device), self._as_a_whole():
             if key not in self._wholes and self._is_due("whole", key):
@@ -166,7 +166,7 @@ class Replay:
 
     def _is_due(self, kind: str, key: Hashable) -> bool:
         """Whether this was met often enough, now included."""
-        if kind in self._refused:
+        if kind in self.refused:
             return False
         if len(self._met) >= COUNTED:
             self._met.clear()
@@ -187,16 +187,16 @@ class Replay:
         try:
             with torch.cuda.stream(self._stream):  # libraries choose and allocate on the first call of a shape
                 work()
-        except RuntimeError:
-            self._refused.add(kind)
+        except RuntimeError as error:
+            self.refused[kind] = (str(error).splitlines() or [""])[0][:160]
         finally:
             torch.cuda.set_sync_debug_mode(before)
             torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.empty_cache()  # what the rehearsal took is not taken
         free, total = torch.cuda.mem_get_info()
         if free <= FREE * total:
-            self._refused.add(kind)
-        return kind not in self._refused
+            self.refused.setdefault(kind, f"{free / 2**30:.1f} of {total / 2**30:.0f} GiB are free, too few")
+        return kind not in self.refused
 
     def _record(self, work: Work, x: Tensor) -> _Recording:
         forward = torch.cuda.CUDAGraph()

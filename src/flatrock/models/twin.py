@@ -132,6 +132,11 @@ class Twin(nn.Module, Replayer):
         """Work of many passes of this network on rows of tensors; on a GPU recorded and replayed (`Replay.whole`)."""
         return self._replay.whole(name, work, *tensors) if self.plain else work(*tensors)
 
+    @property
+    def refused(self) -> str:
+        """Why something is not recorded any more; nothing if all is."""
+        return "; ".join(self._replay.refused.values())
+
     def inside(self, x: Tensor) -> Tensor:
         """Logits of inputs, both in the precision of the copy."""
         last = self._channels_last and x.dim() == 4

@@ -36,7 +36,7 @@ from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.schema import Recipe
 
 DEFAULT_RUNS = Path("runs")
-# Compiling takes as long as some hundred steps.
+# Steps; compiling takes as long as so many of a small network, or more, and shorter runs are over before it pays.
 WORTH_COMPILING = 1000
 
 
