@@ -14,7 +14,7 @@ from torch import nn
 
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.tensorfile import load, save
-from flatrock.engine.checkpoint import model_tensors, optimizer_tensors, put_model, put_optimizer
+from flatrock.engine.checkpoint import model_tensors, put_model
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
@@ -225,18 +225,3 @@ def test_model_tensors_round_trip(make_job: MakeJob, tmp_path: Path) -> None:
     put_model(b, tensors, tmp_path / "a.safetensors")
     assert meta == {"note": "é"}
     assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
-
-
-def test_momentum_comes_back_in_the_layout_of_its_weights(tmp_path: Path) -> None:
-    """Fused updates read both at once; a file only keeps the values."""
-    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model(torch.ones(1, 3, 4, 4)).square().sum().backward()
-    optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for _ in range(2))
-    optimizer.step()
-    tensors, numbers = optimizer_tensors(optimizer)
-    save(tmp_path / "a.safetensors", tensors, {})
-    put_optimizer(other, load(tmp_path / "a.safetensors")[0], numbers)
-    for p in model.parameters():
-        mine, theirs = other.state[p]["momentum_buffer"], optimizer.state[p]["momentum_buffer"]
-        assert torch.equal(mine, theirs)
-        assert mine.stride() == p.stride()

@@ -228,3 +228,19 @@ def test_the_fused_step_goes_on_from_a_state_without_some_momenta() -> None:
     fused.step()
     assert torch.allclose(first, torch.full((3,), 1 - 0.1 - 0.1 * 1.9))
     assert torch.allclose(second, torch.full((3,), 0.9))
+
+
+def test_the_fused_step_takes_momenta_in_another_layout() -> None:
+    """As a file, which only keeps values, gives them back; all three are read at once."""
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model(torch.ones(1, 3, 4, 4)).square().sum().backward()
+    fused = FusedSGD(model.parameters(), lr=0.1, momentum=0.9)
+    fused.step()
+    before, grad = fused.state[model.weight]["momentum_buffer"].clone(), model.weight.grad
+    fused.state[model.weight]["momentum_buffer"] = before.contiguous()
+    model.weight.grad = grad.contiguous()
+    assert before.contiguous().stride() != model.weight.stride()
+    fused.step()
+    after = fused.state[model.weight]["momentum_buffer"]
+    assert after.stride() == model.weight.stride()
+    torch.testing.assert_close(after, 0.9 * before + grad)

@@ -50,8 +50,3 @@ def put_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor
             _, index, name = key.split("/", 2)
             state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    for parameter, held in optimizer.state.items():
-        for name, value in held.items():
-            # Files know no memory layout; kernels that update everything at once want that of the parameter.
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                held[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from flatrock.core.registry import Registry
@@ -23,15 +24,23 @@ class FusedSGD(torch.optim.SGD):
     def __init__(self, params: ParamsT, **options: Any) -> None:
         super().__init__(params, fused=True, **options)
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One update."""
         for group in self.param_groups:
             for p in group["params"]:
-                if group["momentum"] and self.state[p].get("momentum_buffer") is None:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
-                if p.grad is not None and p.grad.stride() != p.stride():
-                    p.grad = torch.empty_like(p, requires_grad=False).copy_(p.grad)
+                p.grad = _laid_out(p.grad, p)
+                if group["momentum"]:  # one restored from a file, which knows no layout, or none yet
+                    held = _laid_out(self.state[p].get("momentum_buffer"), p)
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p) if held is None else held
         return super().step(closure)
+
+
+def _laid_out(tensor: Tensor | None, like: Tensor) -> Tensor | None:
+    """The tensor in the memory layout of another."""
+    if tensor is None or tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_like(like).copy_(tensor)
 
 
 def sgd(
