@@ -76,8 +76,10 @@ def test_fast_steps_are_near_the_reference(make_recipe: MakeRecipe, tmp_path: Pa
     """Passes are compiled and the attack is recorded by the third step; roundings let trainings drift apart later."""
     keys = {"objective": {"name": "trades", "beta": 3}, "flatness": METHODS[method]}
     reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 6)
-    fast = losses(build_job(make_recipe(**keys, **FAST), folder=tmp_path / "b", device="cuda"), 6)
-    assert fast == pytest.approx(reference, rel=0.05)
+    job = build_job(make_recipe(**keys, **FAST), folder=tmp_path / "b", device="cuda")
+    assert losses(job, 6) == pytest.approx(reference, rel=0.05)
+    assert job.runner._joints[2] is not None, "both passes of the loss are one"
+    assert job.runner.findings == {}
 
 
 @pytest.mark.parametrize("engine", [REFERENCE, TWIN, FAST], ids=["reference", "twin", "compiled"])
@@ -164,11 +166,12 @@ def test_networks_of_the_catalog_step_fast(make_recipe: MakeRecipe, tmp_path: Pa
         model = create_model(network, num_classes=10).cuda()
         if engine.twin:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = OPTIMIZERS.make("sgd", params=list(model.parameters()), lr=0.01, momentum=0.9)
+        # Deep BatchNorms of few values make large steps chaotic: any rounding would grow from step to step.
+        optimizer = OPTIMIZERS.make("sgd", params=list(model.parameters()), lr=0.001, momentum=0.9)
         small = build_job(make_recipe(), folder=tmp_path / "run", device="cuda")
-        job = replace(small, model=model.train(), runner=Runner(model, engine, size=16), optimizer=optimizer)
-        x = torch.rand(16, 3, 32, 32, generator=Seed(1).generator()).cuda()
-        batch = Batch(x, torch.arange(16, device="cuda") % 10, torch.arange(16, device="cuda"))
+        job = replace(small, model=model.train(), runner=Runner(model, engine, size=64), optimizer=optimizer)
+        x = torch.rand(64, 3, 32, 32, generator=Seed(1).generator()).cuda()
+        batch = Batch(x, torch.arange(64, device="cuda") % 10, torch.arange(64, device="cuda"))
         found.append([float(train_step(job, batch, step=step, guard=True).losses["total"]) for step in range(4)])
         assert job.runner.findings == {}
     assert found[1] == pytest.approx(found[0], rel=0.05)

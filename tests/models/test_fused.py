@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.catalog import create_model
 from flatrock.models.fused import fused
-from flatrock.models.fused_layers import Affine, PaddedConv
+from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv
 from flatrock.models.replay import LARGEST, OFTEN, Replay
 
 NETWORKS = ["preact_resnet18", "resnet18", "resnet20", "vgg16_bn", "mobilenet_v2", "digits_cnn", "moons_mlp"]
@@ -62,6 +62,7 @@ def test_sums_and_relus_around_a_batch_norm_are_fused() -> None:
     faster, _ = fused(create_model("preact_resnet18", num_classes=10).eval())
     layers = [m for m in faster.modules() if isinstance(m, Affine)]
     assert [m.relu for m in layers] == 17 * [True]
+    assert sum(isinstance(m, FoldedConv) for m in faster.modules()) == 8, "the first convolution of every block"
     assert sum(m.keep for m in layers) == 4, "of eight sums four are read again by an identity shortcut"
     assert isinstance(faster, fx.GraphModule)
     left = {n.target for n in faster.graph.nodes if n.op == "call_function"}
@@ -275,8 +276,57 @@ def test_padded_convolutions(how: dict[str, Any]) -> None:
     assert torch.allclose(padded(x), conv(x), rtol=1e-12, atol=1e-12)
 
 
+CONVS: list[dict[str, Any]] = [
+    {"bias": False, "padding": 1},
+    {"padding": (0, 1), "stride": 2},
+    {"padding": 2, "dilation": 2},
+]
+
+
+def conv_and_norm(how: dict[str, Any]) -> tuple[nn.Conv2d, nn.Module, FoldedConv]:
+    with kept_global_rng(seed=Seed(3)):
+        conv = nn.Conv2d(8, 24, 3, **how).requires_grad_(False)
+    norm = stirred(nn.BatchNorm2d(24))
+    return conv, norm, FoldedConv(conv, "conv", Affine(norm, "norm", relu=True))
+
+
+@pytest.mark.parametrize("how", CONVS, ids=str)
+def test_folded_convolutions(how: dict[str, Any]) -> None:
+    """relu(norm(conv(x))) and its gradient, for the values of now."""
+    conv, norm, _ = conv_and_norm(how)
+    conv, norm = conv.double(), norm.double()
+    folded = FoldedConv(conv, "conv", Affine(norm, "norm", relu=True))
+    x = torch.rand(2, 8, 9, 9, dtype=torch.float64, generator=Seed(1).generator())
+    for _ in range(2):
+        three = nn.Sequential(conv, norm, nn.ReLU())
+        for got, true in zip(answer_and_gradient(folded, x), answer_and_gradient(three, x), strict=True):
+            assert torch.allclose(got, true, rtol=1e-12, atol=1e-12)
+        conv.weight.data.mul_(-0.5)
+        folded.take(conv.weight, conv.bias)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(3, 5, 7, 2), (130, 70), (2, 64, 8, 8), (4097, 33)], ids=str)
+@pytest.mark.parametrize("how", CONVS, ids=str)
+def test_folded_convolutions_on_a_gpu(how: dict[str, Any]) -> None:
+    conv, norm, folded = conv_and_norm(how)
+    x = torch.randn(4, 8, 9, 9, generator=Seed(1).generator())
+    true = answer_and_gradient(nn.Sequential(conv, norm, nn.ReLU()), x)
+    folded = folded.cuda().half().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    small = x.cuda().half().contiguous(memory_format=torch.channels_last)
+    leaf = small.clone().requires_grad_(True)
+    out = folded(leaf)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    (grad,) = torch.autograd.grad(out.float().square().sum(), leaf)
+    for got, exact in zip((out, grad), true, strict=True):
+        assert float((got.detach().float().cpu() - exact).norm()) <= 4e-3 * float(exact.norm())
+    small[0] = float("nan")
+    answer = folded(small)
+    assert bool(torch.isnan(answer[0]).all()), "what overflowed must not look like a zero"
+    assert bool(torch.isfinite(answer[1:]).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 5, 7, 2), (130, 70), (2, 64, 8, 8), (4097, 33), (2, 160, 5, 5)], ids=str)
 @pytest.mark.parametrize("relu", [True, False], ids=["relu", "affine"])
 @pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize("keep", [False, True], ids=["sum dropped", "sum kept"])

@@ -15,6 +15,7 @@ from flatrock.core.borrow import nudged
 from flatrock.core.hooks import Shift
 from flatrock.core.types import View
 from flatrock.models.classifier import Classifier
+from flatrock.models.joint import Joint, joint
 from flatrock.models.twin import CARRIED, Twin, faithful, probe_inputs
 from flatrock.models.view import view
 
@@ -41,6 +42,7 @@ class Runner:
         self._size = size
         self._seconds = 0.0  # that compiling took
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
+        self._joints: dict[int, Joint | None] = {1: None}  # by the number of passes
         self._caster = _Autocast(self)
         self._twin: Twin | None = None
 
@@ -72,15 +74,18 @@ class Runner:
         return self.views(x)[0]
 
     def views(self, *inputs: Tensor) -> tuple[View, ...]:
-        """One pass after the other; compiled together, so that little happens between them."""
+        """One pass after the other; compiled, they are one pass over the rows of all, if the network allows it."""
         # Another size would be compiled anew; the last batch of an epoch is not worth that.
         fits = all(x.shape[0] == self._size for x in inputs)
         if not self.engine.compile or "T01" in self.findings or not fits:
             return _paired(self._passes(*inputs))
         begun = time.monotonic()
         compiled = self._compiled or _compiled(self._passes)
+        if len(inputs) not in self._joints:
+            self._joints[len(inputs)] = joint(self.model, inputs)
+        way = self._joints[len(inputs)]
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
-            seen = compiled(*inputs)
+            seen = compiled(*inputs) if way is None else way.passes(compiled, inputs)
         except Exception as error:
             self.findings["T01"] = f"the network is not compiled ({_told(error)})"
             self._compiled = None

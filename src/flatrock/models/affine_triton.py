@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Entries of the tile one program works on, and the most channels of it.
-TILE, CHANNELS = 4096, 64
+# Entries of the tile one program works on, forward and backward; how many channels wide where that leaves no rest, and
+# at most where it does: found by trying on an H200, see docs/speed.md.
+FORWARD, BACKWARD = 4096, 2048
+WIDE, WIDEST = 64, 128
 
 
 @triton.jit
@@ -42,15 +44,16 @@ def _forward(
 
 @triton.jit
 def _backward(
-    grad, out, scale, more, result, rows, channels, RELU: tl.constexpr, MORE: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr,
+    grad, out, scale, more, result, rows, channels, RELU: tl.constexpr, SCALED: tl.constexpr, MORE: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)
     channel = tl.program_id(1) * C + tl.arange(0, C)
     there = (row < rows)[:, None] & (channel < channels)[None, :]
     at = row[:, None] * channels + channel[None, :]
-    a = tl.load(scale + channel, mask=channel < channels, other=0.0)
-    value = tl.load(grad + at, mask=there, other=0.0).to(tl.float32) * a[None, :]
+    value = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
+    if SCALED:
+        value *= tl.load(scale + channel, mask=channel < channels, other=0.0)[None, :]
     if RELU:
         value = tl.where(tl.load(out + at, mask=there, other=0.0) > 0, value, 0.0)
     if MORE:
@@ -63,12 +66,12 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
 
 
-def _shape(x: Tensor) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
-    """Rows, channels, the grid of programs, and the tile each works on: channels that leave no rest, if there are."""
+def _shape(x: Tensor, entries: int) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
+    """Rows, channels, the grid of programs, and the tile of so many entries each works on."""
     channels = x.shape[1]
     rows = x.numel() // channels
-    wide = next((size for size in (CHANNELS, CHANNELS // 2) if channels % size == 0), CHANNELS)
-    tile = TILE // wide, wide
+    wide = WIDE if channels % WIDE == 0 else triton.next_power_of_2(min(channels, WIDEST))
+    tile = entries // wide, wide
     return rows, channels, (triton.cdiv(rows, tile[0]), triton.cdiv(channels, tile[1])), tile
 
 
@@ -80,16 +83,17 @@ def affine(
     y = None if y is None else _dense(y)
     out = torch.empty_like(x)
     total = torch.empty_like(x) if keep else None
-    rows, channels, grid, tile = _shape(x)
+    rows, channels, grid, tile = _shape(x, FORWARD)
     _forward[grid](x, y, scale, shift, total, out, rows, channels, y is not None, keep, relu, *tile)
     return out, total
 
 
-def affine_backward(grad: Tensor, out: Tensor | None, scale: Tensor, more: Tensor | None) -> Tensor:
-    """Gradient of x and of y: grad * scale, where `out` (of a ReLU) is positive if given, plus `more`."""
+def affine_backward(grad: Tensor, out: Tensor | None, scale: Tensor | None, more: Tensor | None) -> Tensor:
+    """Gradient of x and y: grad * scale (if given), 0 where `out` (of a ReLU, if given) is 0 or less, plus `more`."""
     grad = _dense(grad)
     more = None if more is None else _dense(more)
     result = torch.empty_like(grad)
-    rows, channels, grid, tile = _shape(grad)
-    _backward[grid](grad, out, scale, more, result, rows, channels, out is not None, more is not None, *tile)
+    rows, channels, grid, tile = _shape(grad, BACKWARD)
+    given = (each is not None for each in (out, scale, more))
+    _backward[grid](grad, out, scale, more, result, rows, channels, *given, *tile)
     return result

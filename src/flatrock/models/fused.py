@@ -1,4 +1,4 @@
-"""A network in eval mode with what surrounds its BatchNorms fused: sum, BatchNorm and ReLU become one kernel."""
+"""A network in eval mode with what surrounds its BatchNorms fused: convolution or sum, BatchNorm and ReLU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from flatrock.models.fused_layers import Affine, PaddedConv, fixed, narrow
+from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, fixed, foldable, narrow
 
 RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
 SUMS = (operator.add, torch.add)
@@ -21,9 +21,10 @@ SUMS = (operator.add, torch.add)
 def fused(model: nn.Module, *, trace: bool = True) -> tuple[nn.Module, bool]:
     """The network with every BatchNorm (eval mode) as an `Affine`, and whether it is a plain sequence of operations.
 
-    Where the network can be traced, the sum before a BatchNorm and the ReLU behind it go into the same kernel; where
-    it cannot, they stay. A trace knows no aliases: who changes a tensor in place and reads it under another name gets
-    something else. Compare before you trust it. The modules are changed in place: give a copy.
+    Where the network can be traced, the sum before a BatchNorm and the ReLU behind it go into the same kernel, and a
+    BatchNorm between a convolution and a ReLU becomes part of the convolution; where it cannot, they stay. A trace
+    knows no aliases: who changes a tensor in place and reads it under another name gets something else. Compare before
+    you trust it. The modules are changed in place: give a copy.
     """
     traced = _traced(model) if trace else None
     if traced is None:
@@ -91,7 +92,11 @@ class _Surgery:
         relu = len(users) == 1 and self._is_relu(users[0])
         source = node.args[0]
         last = users[0] if relu else node
-        if not (isinstance(source, fx.Node) and _is_sum(source)):
+        if relu and (conv := self._conv_for(source)) is not None:
+            assert isinstance(source, fx.Node)
+            layer = FoldedConv(conv, str(source.target), Affine(norm, name, relu=True))
+            self._replace(last, self._insert(node, layer, source.args))
+        elif not (isinstance(source, fx.Node) and _is_sum(source)):
             self._replace(last, self._insert(node, Affine(norm, name, relu=relu), node.args))
         else:  # the kernel takes the place of the sum; whoever else reads the sum gets it from there
             keep = len(source.users) > 1
@@ -104,8 +109,16 @@ class _Surgery:
                 self.traced.graph.erase_node(spare)
         if relu:
             self.traced.graph.erase_node(node)
-        if isinstance(source, fx.Node) and not source.users and _is_sum(source):
+        if isinstance(source, fx.Node) and not source.users:
             self.traced.graph.erase_node(source)
+
+    def _conv_for(self, source: object) -> nn.Conv2d | None:
+        """The convolution that this node calls, if a BatchNorm can become a part of it: nobody else reads it."""
+        alone = isinstance(source, fx.Node) and source.op == "call_module" and len(source.users) == 1
+        if not (alone and isinstance(source, fx.Node) and len(source.args) == 1 and not source.kwargs):
+            return None
+        module = self.modules.get(str(source.target))
+        return module if isinstance(module, nn.Conv2d) and foldable(module) else None
 
     def _insert(self, place: fx.Node, module: nn.Module, args: tuple[Any, ...]) -> fx.Node:
         """Call a new module just before a node."""

@@ -83,6 +83,60 @@ class Affine(nn.Module):
         return (out, total) if self.keep else out
 
 
+class _ConvKernel(torch.autograd.Function):
+    """cuDNN's convolution + bias + ReLU; the mask of the ReLU is read off the output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, how: tuple[Any, Any, Any]) -> Tensor:
+        out: Tensor = torch.cudnn_convolution_relu(x, weight, bias, *how, 1)
+        ctx.save_for_backward(x, weight, out)
+        ctx.how = how
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        from flatrock.models.affine_triton import affine_backward
+
+        x, weight, out = ctx.saved_tensors
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            grad = affine_backward(grads[0], out, None, None)
+        alone = True, False, False  # the gradient of the input, not those of weight and bias
+        found = torch.ops.aten.convolution_backward(grad, x, weight, None, *ctx.how, False, (0, 0), 1, alone)
+        return found[0], None, None, None
+
+
+class FoldedConv(nn.Module):
+    """max(conv(x) * scale + shift, 0): a convolution, the BatchNorm (fixed statistics) and the ReLU behind it.
+
+    The factors are in the weights, w'_c = scale_c w_c, the rest in the bias, b'_c = shift_c + scale_c b_c: on a GPU
+    in half precision all is one kernel of cuDNN. Only gradients of the input exist there. `source` is the name of the
+    convolution in its network.
+    """
+
+    def __init__(self, conv: nn.Conv2d, source: str, norm: Affine) -> None:
+        super().__init__()
+        self.source, self.norm = source, norm
+        self.weight = nn.Parameter(torch.empty_like(conv.weight))
+        self.bias = nn.Parameter(torch.empty_like(norm.shift, dtype=conv.weight.dtype))
+        self.how: tuple[Any, Any, Any] = conv.stride, conv.padding, conv.dilation
+        self.take(conv.weight, conv.bias)
+
+    @torch.no_grad()
+    def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Fold the factors of now into these values; weight and bias stay where they are in memory."""
+        scale, shift = self.norm.scale, self.norm.shift
+        torch.mul(weight, scale.reshape(-1, 1, 1, 1), out=self.weight)
+        self.bias.copy_(shift if bias is None else shift + scale * bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the three layers give."""
+        halves = x.dtype in (torch.float16, torch.bfloat16) and x.dtype == self.weight.dtype
+        if x.is_cuda and halves and torch.backends.cudnn.enabled and _has_triton():
+            out: Tensor = _ConvKernel.apply(x, self.weight, self.bias, self.how)  # type: ignore[no-untyped-call]
+            return out
+        return F.relu(F.conv2d(x, self.weight, self.bias, *self.how))
+
+
 class PaddedConv(nn.Module):
     """A convolution of few channels with zero channels beside them: tensor cores want groups of 8."""
 
@@ -132,6 +186,13 @@ def fixed(module: nn.Module) -> bool:
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
     return plain and module.running_mean is not None and not module.training
+
+
+def foldable(module: nn.Module) -> bool:
+    """A convolution that `FoldedConv` can stand in for."""
+    if type(module) is not nn.Conv2d or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return module.groups == 1 and _zeros(module) and not isinstance(module.padding, str)
 
 
 def narrow(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from flatrock.core.threat import rows
 from flatrock.core.types import Replayer
 from flatrock.models.classifier import Classifier
 from flatrock.models.fused import fused
-from flatrock.models.fused_layers import Affine, PaddedConv, follow
+from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, follow
 from flatrock.models.replay import Replay
 
 # Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
@@ -90,7 +90,7 @@ class Twin(nn.Module, Replayer):
         if self._channels_last:
             self.inner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._affines = [m for m in self.inner.modules() if isinstance(m, Affine)]
-        self._pairs = _pairs(self.inner, model)
+        self._pairs, self._folds = _pairs(self.inner, model), _folds(self.inner, model)
         # In lists, so that the network does not become a part of its twin.
         self._source = [model]
         self._norms = [model.get_submodule(a.source) for a in self._affines]
@@ -103,19 +103,26 @@ class Twin(nn.Module, Replayer):
         shift = shift or {}
         model = self._source[0]
         now = [(mine, tensors[name]) for mine, tensors, name in self._pairs]
+        folds = [(fold, weight["weight"], None if bias is None else bias["bias"]) for fold, weight, bias in self._folds]
         # By identity: a tensor that layers share has one name in the shift.
         names = {id(p): name for name, p in model.named_parameters() if name in shift} if shift else {}
-        copied = {names[id(tensor)] for _, tensor in now if id(tensor) in names}
+        there = [tensor for _, tensor in now] + [t for _, *both in folds for t in both if t is not None]
+        copied = {names[id(tensor)] for tensor in there if id(tensor) in names}
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor + shift[names[id(tensor)]] if id(tensor) in names else tensor
+
         with torch.no_grad(), nudged(model, {name: shift[name] for name in shift if name not in copied}):
+            follow(self._affines, self._norms)
             alike = [(mine, t) for mine, t in now if mine.shape == t.shape and id(t) not in names]
             if alike:  # all in one launch
                 torch._foreach_copy_([mine for mine, _ in alike], [t for _, t in alike])
             for wide, tensor in now:
                 if wide.shape != tensor.shape or id(tensor) in names:
-                    value = tensor + shift[names[id(tensor)]] if id(tensor) in names else tensor
                     # A padded convolution follows in its first channels.
-                    (wide if wide.shape == value.shape else wide[:, : value.shape[1]]).copy_(value)
-            follow(self._affines, self._norms)
+                    (wide if wide.shape == tensor.shape else wide[:, : tensor.shape[1]]).copy_(moved(tensor))
+            for fold, weight, bias in folds:
+                fold.take(moved(weight), None if bias is None else moved(bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits of a pass in reduced precision."""
@@ -209,7 +216,16 @@ def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, A
     for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
         owner, _, last = name.rpartition(".")
         module: Any = inner.get_submodule(owner)
+        if isinstance(module, FoldedConv):
+            continue
         source = f"{module.source}.{last}" if isinstance(module, Affine | PaddedConv) else name
         if source in theirs:  # else it is neither parameter nor buffer of the network: nothing trains it
             found.append((tensor.detach(), theirs[source], last))
     return found
+
+
+def _folds(inner: nn.Module, model: nn.Module) -> list[tuple[FoldedConv, dict[str, Any], dict[str, Any] | None]]:
+    """Folded convolutions of the copy, and where weight and bias of those they follow are kept."""
+    theirs = _places(model)
+    folds = [m for m in inner.modules() if isinstance(m, FoldedConv)]
+    return [(fold, theirs[f"{fold.source}.weight"], theirs.get(f"{fold.source}.bias")) for fold in folds]

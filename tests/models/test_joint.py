@@ -1,0 +1,119 @@
+"""Several batches in one pass: the answers, gradients and statistics of several passes, or none of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.models.catalog import create_model
+from flatrock.models.joint import joint
+
+
+def batches(model: nn.Module, count: int = 2, size: int = 6) -> list[Tensor]:
+    shape = (count, size, *model.input_shape)  # type: ignore[misc]
+    return list(torch.rand(shape, dtype=next(model.parameters()).dtype, generator=Seed(1).generator()))
+
+
+def network(name: str) -> nn.Module:
+    with kept_global_rng(seed=Seed(2)):
+        return create_model(name, num_classes=10).double().train()
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "preact_resnet18", "resnet20", "mobilenet_v2"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_one_pass_is_several(name: str, count: int) -> None:
+    """Logits, weight gradients of a loss of all, running statistics and their counters."""
+    model = network(name)
+    inputs = batches(model, count)
+    way = joint(model, inputs)
+    assert way is not None
+    alone = copy.deepcopy(model)
+    for which, passes in (
+        (alone, [alone(x) for x in inputs]),
+        (model, way.passes(lambda x: (model(x),), inputs)),
+    ):
+        which.zero_grad()
+        sum(((i + 1) * logits.square().sum() for i, logits in enumerate(passes)), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
+        if which is alone:
+            true = passes
+    for got, exact in zip(passes, true, strict=True):
+        assert torch.allclose(got, exact, rtol=1e-9, atol=1e-9)
+    largest = max(float(p.grad.abs().max()) for p in alone.parameters() if p.grad is not None)
+    for (label, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert torch.allclose(p.grad, q.grad, rtol=1e-7, atol=1e-12 * largest), label
+    for (label, p), q in zip(model.named_buffers(), alone.named_buffers(), strict=True):
+        assert torch.allclose(p.double(), q[1].double(), rtol=1e-10, atol=1e-10), label
+
+
+def test_asking_changes_nothing() -> None:
+    """Neither statistics nor random numbers nor layers, whatever happens in the pass."""
+    model = network("digits_cnn")
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    state = torch.get_rng_state()
+    way = joint(model, batches(model))
+    assert way is not None
+
+    def fails(x: Tensor) -> tuple[Tensor]:
+        raise ValueError(str(len(x)))
+
+    with pytest.raises(ValueError, match="12"):
+        way.passes(fails, batches(model))
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+class Net(nn.Module):
+    """A small network with something in the middle."""
+
+    input_shape = (4,)
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), middle, nn.Linear(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
+class Crowd(nn.Module):
+    """Rows look at the largest of all rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.amax(0)
+
+
+class Counted(nn.Module):
+    """Knows how many rows come."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(6, 5)
+
+
+def hooked() -> nn.Module:
+    layer = nn.ReLU()
+    layer.register_forward_hook(lambda module, given, found: None)
+    return layer
+
+
+def test_only_batch_norms_may_look_at_a_batch() -> None:
+    makers: list[Callable[[], nn.Module]] = [Crowd, Counted, lambda: nn.Dropout(0.5), hooked]
+    for make in makers:
+        with kept_global_rng(seed=Seed(2)):
+            model = Net(make()).train()
+        assert joint(model, batches(model)) is None
+    model = Net(nn.ReLU()).train()
+    assert joint(model, batches(model)) is not None
+    one, two = batches(model)
+    assert joint(model, [one, two[:3]]) is None, "batches of one size"
+    model.body[1].forward = lambda x: x  # type: ignore[method-assign]
+    assert joint(model, batches(model)) is None, "a layer somebody changed keeps its change"
+    assert "forward" in model.body[1].__dict__
