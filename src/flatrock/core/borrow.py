@@ -89,16 +89,19 @@ def nudged(model: nn.Module, shift: Mapping[str, Tensor], *, keep_change: bool =
         return [parameters[name].detach() for name in shift]
 
     saved = _copies(now())
+    kept = False
     try:
         with torch.no_grad():
             torch._foreach_add_(now(), deltas)
         yield
-        if keep_change:
-            with torch.no_grad():
-                changes = torch._foreach_sub(now(), torch._foreach_add(saved, deltas))
-                saved = list(torch._foreach_add(saved, changes))
+        kept = keep_change
     finally:
-        _put(now(), saved)
+        if kept:
+            with torch.no_grad():
+                torch._foreach_sub_(now(), torch._foreach_add(saved, deltas))
+                torch._foreach_add_(now(), saved)
+        else:
+            _put(now(), saved)
 
 
 @contextmanager
