@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Entries of the tile one program works on, forward and backward; how many channels wide where that leaves no rest, and
-# at most where it does: found by trying on an H200, see docs/speed.md.
+# at most where it does. Found by trying the layers of PreActResNet-18 and WRN-34-10 on an H200.
 FORWARD, BACKWARD = 4096, 2048
 WIDE, WIDEST = 64, 128
 

@@ -18,13 +18,13 @@ RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
 SUMS = (operator.add, torch.add)
 
 
-def fused(model: nn.Module, *, trace: bool = True) -> tuple[nn.Module, bool]:
+def fused(model: nn.Module, *, trace: bool = True, fold: bool = True) -> tuple[nn.Module, bool]:
     """The network with every BatchNorm (eval mode) as an `Affine`, and whether it is a plain sequence of operations.
 
-    Where the network can be traced, the sum before a BatchNorm and the ReLU behind it go into the same kernel, and a
-    BatchNorm between a convolution and a ReLU becomes part of the convolution; where it cannot, they stay. A trace
-    knows no aliases: who changes a tensor in place and reads it under another name gets something else. Compare before
-    you trust it. The modules are changed in place: give a copy.
+    Where the network can be traced, the sum before a BatchNorm and the ReLU behind it go into the same kernel, and with
+    `fold` a BatchNorm between a convolution and a ReLU becomes part of the convolution; where it cannot, they stay. A
+    trace knows no aliases: who changes a tensor in place and reads it under another name gets something else. Compare
+    before you trust it. The modules are changed in place: give a copy.
     """
     traced = _traced(model) if trace else None
     if traced is None:
@@ -33,7 +33,7 @@ def fused(model: nn.Module, *, trace: bool = True) -> tuple[nn.Module, bool]:
                 parent, _, last = name.rpartition(".")
                 setattr(model.get_submodule(parent), last, Affine(module, name))
         return model, False
-    surgery = _Surgery(traced)
+    surgery = _Surgery(traced, fold=fold)
     for node in list(traced.graph.nodes):
         surgery.operate(node)
     traced.graph.lint()
@@ -72,8 +72,8 @@ def _random_states() -> list[object]:
 class _Surgery:
     """Replaces nodes of a traced network one by one."""
 
-    def __init__(self, traced: fx.GraphModule) -> None:
-        self.traced = traced
+    def __init__(self, traced: fx.GraphModule, *, fold: bool) -> None:
+        self.traced, self.fold = traced, fold
         self.modules = dict(traced.named_modules())
 
     def operate(self, node: fx.Node) -> None:
@@ -92,7 +92,7 @@ class _Surgery:
         relu = len(users) == 1 and self._is_relu(users[0])
         source = node.args[0]
         last = users[0] if relu else node
-        if relu and (conv := self._conv_for(source)) is not None:
+        if relu and self.fold and (conv := self._conv_for(source)) is not None:
             assert isinstance(source, fx.Node)
             layer = FoldedConv(conv, str(source.target), Affine(norm, name, relu=True))
             self._replace(last, self._insert(node, layer, source.args))

@@ -84,7 +84,9 @@ class Twin(nn.Module, Replayer):
     ) -> None:
         super().__init__()
         self._dtype = dtype
-        self.inner, self.plain = fused(copy.deepcopy(model).eval(), trace=trace)
+        # cuDNN prepares folded convolutions anew for every size of batches, which takes milliseconds each: training has
+        # one size, an evaluation, which drops samples as they break, has many.
+        self.inner, self.plain = fused(copy.deepcopy(model).eval(), trace=trace, fold=gradients)
         self.inner.to(dtype).requires_grad_(False)
         self._channels_last = channels_last and any(p.dim() == 4 for p in self.inner.parameters())
         if self._channels_last:
