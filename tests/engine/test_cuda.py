@@ -169,7 +169,7 @@ def test_networks_of_the_catalog_step_fast(make_recipe: MakeRecipe, tmp_path: Pa
         # Deep BatchNorms of few values make large steps chaotic: any rounding would grow from step to step.
         optimizer = OPTIMIZERS.make("sgd", params=list(model.parameters()), lr=0.001, momentum=0.9)
         small = build_job(make_recipe(), folder=tmp_path / "run", device="cuda")
-        job = replace(small, model=model.train(), runner=Runner(model, engine, size=64), optimizer=optimizer)
+        job = replace(small, runner=Runner(model.train(), engine, size=64), optimizer=optimizer)
         x = torch.rand(64, 3, 32, 32, generator=Seed(1).generator()).cuda()
         batch = Batch(x, torch.arange(64, device="cuda") % 10, torch.arange(64, device="cuda"))
         found.append([float(train_step(job, batch, step=step, guard=True).losses["total"]) for step in range(4)])

@@ -20,6 +20,7 @@ from flatrock.core.types import Parts, Views
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, Keep, ProbeOutcome
 from flatrock.engine.loop import train
+from flatrock.engine.runner import Runner
 from flatrock.engine.schedule import Cosine
 from flatrock.recipes.restore import load as load_model
 
@@ -186,7 +187,7 @@ def dropping(job: Job) -> Job:
     generator = torch.Generator().manual_seed(1)
     for p in model.parameters():
         nn.init.uniform_(p, -0.2, 0.2, generator=generator)
-    return replace(job, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    return replace(job, runner=Runner(model), optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
 @pytest.mark.parametrize("bn_mode", ["eval", "train"])
@@ -214,7 +215,7 @@ def test_global_random_state_is_the_users(make_job: MakeJob, tmp_path: Path) -> 
     model = dropping(make_job(tmp_path / "run")).model
     before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     job = make_job(tmp_path / "run", train__epochs=1, data__augment={"mixup": 1.0, "crop": 1})
-    train(replace(job, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
+    train(replace(job, runner=Runner(model), optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
     after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.catalog import create_model
 from flatrock.models.fused import fused
-from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv
+from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, refold
 from flatrock.models.replay import LARGEST, OFTEN, Replay
 
 NETWORKS = ["preact_resnet18", "resnet18", "resnet20", "vgg16_bn", "mobilenet_v2", "digits_cnn", "moons_mlp"]
@@ -302,7 +302,7 @@ def test_folded_convolutions(how: dict[str, Any]) -> None:
         for got, true in zip(answer_and_gradient(folded, x), answer_and_gradient(three, x), strict=True):
             assert torch.allclose(got, true, rtol=1e-12, atol=1e-12)
         conv.weight.data.mul_(-0.5)
-        folded.take(conv.weight, conv.bias)
+        refold([folded], [conv.weight], [conv.bias])
 
 
 @pytest.mark.gpu

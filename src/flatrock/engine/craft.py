@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from torch import nn
-
 from flatrock.attacks.craft import check_crafted
-from flatrock.core.borrow import frozen, kept_buffers, mode
 from flatrock.core.hooks import Shift
 from flatrock.core.types import PathAttack, Point
 from flatrock.engine.loss import Stage
@@ -20,11 +14,7 @@ def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
     if job.attack is None:
         return (Point(stage.x),)
     gen = job.seed.child("attack", stage.moment.step).samples(stage.ids)
-    with (
-        _attack_mode(job.model, job.bn_mode),
-        frozen(job.model),
-        job.runner.attacked(job.bn_mode, shift) as model,
-    ):
+    with job.runner.attacked(job.bn_mode, shift) as model:
         if isinstance(job.attack, PathAttack):
             path = job.attack.path(model, stage.x, stage.y, job.threat, gen)
             return tuple(Point(p.x_adv.detach(), p.weight) for p in path)
@@ -44,14 +34,3 @@ def merged(first: Shift, second: Shift) -> Shift:
         return first or second
     both = {name: first[name] + second[name] for name in first.keys() & second.keys()}
     return {**first, **second, **both}
-
-
-@contextmanager
-def _attack_mode(model: nn.Module, bn_mode: str) -> Iterator[None]:
-    """eval: running statistics; train: batch statistics, which tick; frozen: batch statistics, given back."""
-    with mode(model, training=bn_mode != "eval"):
-        if bn_mode == "frozen":
-            with kept_buffers(model):
-                yield
-        else:
-            yield

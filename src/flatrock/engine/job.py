@@ -59,7 +59,6 @@ class Job:
     num_classes: int
     seed: Seed
     device: torch.device
-    model: nn.Module
     runner: Runner
     objective: Objective
     flatness: Mapping[str, Flatness]
@@ -83,6 +82,11 @@ class Job:
     save_seconds: float
     tensorboard: bool
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> nn.Module:
+        """The network that is trained: the one the runner runs."""
+        return self.runner.model
 
     def moment(self, step: int) -> Moment:
         """When the step with this number, counted from 0, happens."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatrock.core.borrow import nudged
+from flatrock.core.borrow import frozen, kept_buffers, mode, nudged
 from flatrock.core.hooks import Shift
 from flatrock.core.types import View
 from flatrock.models.classifier import Classifier
@@ -97,7 +97,10 @@ class Runner:
 
     @contextmanager
     def attacked(self, bn_mode: str, shift: Shift) -> Iterator[nn.Module]:
-        """What the attack queries, at the weights of now plus `shift`, in the mode the model is in."""
+        """What the attack queries: the weights of now plus `shift`, frozen, BatchNorm in the mode named.
+
+        eval: running statistics; train: batch statistics, which tick; frozen: batch statistics, given back.
+        """
         twin = self._twin_for(bn_mode)
         if twin is not None:
             twin.follow(shift)
@@ -105,7 +108,8 @@ class Runner:
             if twin.refused:
                 self.findings["T03"] = f"the attack is not recorded ({twin.refused}); it launches every kernel anew"
         else:
-            with nudged(self.model, shift):
+            ticks = nullcontext() if bn_mode != "frozen" else kept_buffers(self.model)
+            with mode(self.model, training=bn_mode != "eval"), ticks, frozen(self.model), nudged(self.model, shift):
                 yield self.model if self.engine == Engine() else self._caster
 
     def _twin_for(self, bn_mode: str) -> Twin | None:

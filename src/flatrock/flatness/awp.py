@@ -83,13 +83,14 @@ def climb(
     sizes = torch.stack(torch._foreach_norm([weights[n] for n in names]))
     slopes = torch.stack(torch._foreach_norm([gradients[n] for n in names]))
     factors, limits = step_size * sizes / (slopes + TINY), gamma * sizes
+    # In the layout of the weights: tensors laid out alike are added all at once.
+    ascents = [torch.empty_like(weights[n], requires_grad=False) for n in names]
+    torch._foreach_copy_(ascents, [gradients[n] for n in names])
+    torch._foreach_mul_(ascents, list(factors.unbind()))
+    if not shift and step_size <= gamma:
+        return dict(zip(names, ascents, strict=True))  # within the constraint by construction
     moved: dict[str, Tensor] = {}
-    for name, factor, limit in zip(names, factors.unbind(), limits.unbind(), strict=True):
-        # In the layout of the weights: tensors laid out alike are added all at once.
-        ascent = torch.mul(gradients[name], factor, out=torch.empty_like(weights[name], requires_grad=False))
-        if name not in shift and step_size <= gamma:
-            moved[name] = ascent  # within the constraint by construction
-            continue
+    for name, ascent, limit in zip(names, ascents, limits.unbind(), strict=True):
         v = shift[name] + ascent if name in shift else ascent
         moved[name] = v * (limit / (torch.linalg.vector_norm(v) + TINY)).clamp(max=1)
     return {**shift, **moved}

@@ -119,14 +119,7 @@ class FoldedConv(nn.Module):
         self.weight = nn.Parameter(torch.empty_like(conv.weight))
         self.bias = nn.Parameter(torch.empty_like(norm.shift, dtype=conv.weight.dtype))
         self.how: tuple[Any, Any, Any] = conv.stride, conv.padding, conv.dilation
-        self.take(conv.weight, conv.bias)
-
-    @torch.no_grad()
-    def take(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Fold the factors of now into these values; weight and bias stay where they are in memory."""
-        scale, shift = self.norm.scale, self.norm.shift
-        torch.mul(weight, scale.reshape(-1, 1, 1, 1), out=self.weight)
-        self.bias.copy_(shift if bias is None else shift + scale * bias)
+        refold([self], [conv.weight], [conv.bias])
 
     def forward(self, x: Tensor) -> Tensor:
         """What the three layers give."""
@@ -178,6 +171,18 @@ def follow(affines: Sequence[Affine], norms: Sequence[nn.Module]) -> None:
             torch._foreach_add_(with_bias, held("bias"))
         torch._foreach_copy_([a.scale for a, _ in pairs], scale)
         torch._foreach_copy_([a.shift for a, _ in pairs], shift)
+
+
+@torch.no_grad()
+def refold(layers: Sequence[FoldedConv], weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    """Fold the factors of now into these weights and biases; what the layers hold stays where it is in memory."""
+    if not layers:
+        return
+    scales, shifts = [f.norm.scale for f in layers], [f.norm.shift for f in layers]
+    folded = torch._foreach_mul(list(weights), [scale.reshape(-1, 1, 1, 1) for scale in scales])
+    torch._foreach_copy_([f.weight for f in layers], folded)
+    moved = [s if b is None else s + a * b for a, s, b in zip(scales, shifts, biases, strict=True)]
+    torch._foreach_copy_([f.bias for f in layers], moved)
 
 
 def fixed(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from flatrock.core.threat import rows
 from flatrock.core.types import Replayer
 from flatrock.models.classifier import Classifier
 from flatrock.models.fused import fused
-from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, follow
+from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, follow, refold
 from flatrock.models.replay import Replay
 
 # Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
@@ -123,8 +123,8 @@ class Twin(nn.Module, Replayer):
                 if wide.shape != tensor.shape or id(tensor) in names:
                     # A padded convolution follows in its first channels.
                     (wide if wide.shape == tensor.shape else wide[:, : tensor.shape[1]]).copy_(moved(tensor))
-            for fold, weight, bias in folds:
-                fold.take(moved(weight), None if bias is None else moved(bias))
+            biases = [None if bias is None else moved(bias) for _, _, bias in folds]
+            refold([fold for fold, _, _ in folds], [moved(weight) for _, weight, _ in folds], biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits of a pass in reduced precision."""

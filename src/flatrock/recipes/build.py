@@ -78,7 +78,6 @@ def build_job(
         num_classes=model.num_classes,
         seed=seed,
         device=where,
-        model=model,
         runner=Runner(model, engine, size=recipe.train.batch_size),
         objective=OBJECTIVES.make(recipe.objective.name, **recipe.objective.options),
         flatness=build_flatness(recipe),
