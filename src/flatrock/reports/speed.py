@@ -177,8 +177,9 @@ def _engine(engine: Mapping[str, Any]) -> str:
 
 def _terms(targets: SpeedTargets) -> str:
     return (
-        f"One {targets.device}, batches of {targets.batch_size}, PGD-{targets.attack_steps}; s/epoch are those of "
-        f"{targets.epoch_steps} whole training steps, data and augmentation included."
+        f"One {targets.device}, batches of {targets.batch_size}, PGD-{targets.attack_steps} on a network in "
+        f"{targets.bn_mode} mode; s/epoch are those of {targets.epoch_steps} whole training steps, data and "
+        f"augmentation included."
     )
 
 

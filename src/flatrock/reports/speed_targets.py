@@ -51,14 +51,18 @@ class SpeedTargets:
     device: str
     batch_size: int
     attack_steps: int
+    bn_mode: str
     epoch_steps: int
     rows: tuple[SpeedRow, ...]
 
     def fits(self, row: SpeedRow, bench: Bench, cost: StepCost) -> bool:
         """Whether this measurement is one of the row."""
-        known = (cost.model, cost.objective, cost.attack["name"], cost.attack["steps"], cost.batch_size)
-        wanted = (row.model, row.objective, row.attack, self.attack_steps, self.batch_size)
-        if known != wanted or self.device not in bench.provenance["device"]:
+        attack = {"name": row.attack, "steps": self.attack_steps, "bn_mode": self.bn_mode}
+        known = (cost.model, cost.objective, cost.batch_size, dict(cost.attack))
+        if (
+            known != (row.model, row.objective, self.batch_size, attack)
+            or self.device not in bench.provenance["device"]
+        ):
             return False
         if not row.flatness or not cost.flatness:
             return not row.flatness and not cost.flatness
