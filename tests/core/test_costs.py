@@ -31,7 +31,7 @@ def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda raw: raw.update(schema="flatrock.bench/2"), "schema 'flatrock.bench/2', expected 'flatrock.bench/1'"),
+        (lambda raw: raw.update(schema="flatrock.bench/1"), "schema 'flatrock.bench/1', expected 'flatrock.bench/2'"),
         (lambda raw: raw["costs"][0].pop("model"), "model"),
         (lambda raw: raw["costs"][0].update(speed=1), "speed"),
         (lambda raw: raw["costs"][0].update(ms_per_step=1.0), "the rounds of cifar10_short_at do not give its 1.0 ms"),

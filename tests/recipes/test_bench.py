@@ -57,6 +57,20 @@ def test_methods_that_wait_for_their_turn_are_measured_at_work() -> None:
     assert awp.tflops * awp.ms_per_step > 1.05 * plain.tflops * plain.ms_per_step
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_the_first_pays_no_more_than_the_next() -> None:
+    """Neither in memory, though compiled passes of one process share theirs, nor in time."""
+    fast = [*SMALL, "engine.precision=bfloat16", "engine.compile=true"]
+    found = bench([load_recipe("digits_trades", fast) for _ in range(2)], rounds=6, steps=10, device="cuda")
+    one, two = found.costs
+    assert one.memory_gib is not None
+    assert one.memory_gib == pytest.approx(two.memory_gib, rel=0.1)
+    assert one.ms_per_step == pytest.approx(two.ms_per_step, rel=0.1)
+    assert sum(one.kernels_ms.values()) < 1.05 * one.ms_per_step
+    assert one.attack_ms is not None
+    assert 0 < one.attack_ms < one.ms_per_step
+
+
 @pytest.mark.parametrize(("count", "low", "high"), [(5, None, None), (6, 0, 5), (8, 0, 7), (9, 1, 7), (15, 3, 11)])
 def test_intervals_of_the_median(count: int, low: int | None, high: int | None) -> None:
     """From tables of the sign test."""
@@ -108,7 +122,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "digits_trades" in done.output
     assert "matmul ceiling" in done.output
     stored = json.loads(Path("b.json").read_text())
-    assert stored["schema"] == "flatrock.bench/1"
+    assert stored["schema"] == "flatrock.bench/2"
     again = read_bench(Path("b.json"))
     assert again is not None
     assert json.loads(json.dumps(again.to_dict())) == stored

@@ -11,7 +11,7 @@ from typing import Any
 
 from flatrock.core.files import read_record
 
-SCHEMA = "flatrock.bench/1"
+SCHEMA = "flatrock.bench/2"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -90,11 +90,17 @@ def bench(
             raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
     where, listener = torch.device(device), progress or Silent()
     with TemporaryDirectory() as folder, kept_global_rng(where):
+        make = partial(_contestant, folder=Path(folder), data_folder=data_folder, device=where)
+        memory: list[float | None] = [None] * len(recipes)
+        if where.type == "cuda":
+            listener.begin("each alone, for its memory", len(recipes))
+            memory = [_memory_alone(partial(make, recipe), where, listener) for recipe in recipes]
+            listener.end()
         listener.begin("warming up", len(recipes))
-        if where.type == "cuda":  # what libraries load and take once must not be put down to whoever comes first
-            _contestant(recipes[0], Path(folder), data_folder, where, Silent())
-            torch.compiler.reset()  # with the memory of what it compiled
-        found = [_contestant(r, Path(folder), data_folder, where, listener) for r in recipes]
+        found = []
+        for recipe, taken in zip(recipes, memory, strict=True):
+            found.append(replace(make(recipe), memory=taken))
+            listener.advance(1, recipe.name)
         listener.end()
         listener.begin("measuring", rounds * len(found))
         _measure(found, rounds, steps, listener)
@@ -148,22 +154,31 @@ def _between(begun: float | torch.cuda.Event, ended: float | torch.cuda.Event) -
     return ended - begun
 
 
-def _contestant(
-    recipe: Recipe, folder: Path, data_folder: Path | None, device: torch.device, progress: Progress
-) -> _Contestant:
-    before = _free_memory(device)
+def _contestant(recipe: Recipe, *, folder: Path, data_folder: Path | None, device: torch.device) -> _Contestant:
     job = build_job(recipe, folder=folder / recipe.name, data_folder=data_folder, device=device)
     job.model.train()
     # In the last epoch: what waits for its turn, such as AWP after a warm-up, has begun.
     one = _Contestant(job, _forever(job), step=(job.epochs - 1) * len(job.loader))
     one.run(WARM_UP)
-    if device.type == "cuda":  # without what choosing kernels took: that is done for whoever comes first
-        _free_memory(device)
-        one.run(2)
-        one.memory = (torch.cuda.max_memory_reserved(device) - before) / 2**30
     one.flops = _flops(one)
-    progress.advance(1, recipe.name)
     return one
+
+
+def _memory_alone(make: Callable[[], _Contestant], device: torch.device, progress: Progress) -> float:
+    """GiB of the GPU a recipe holds while it trains and nothing else does; compiled passes share memory if they can.
+
+    Counted after the first steps: choosing kernels takes memory once, and only whoever comes first pays it.
+    """
+    before = _free_memory(device)
+    one = make()
+    _free_memory(device)
+    one.run(2)
+    _wait(device)
+    taken = (torch.cuda.max_memory_reserved(device) - before) / 2**30
+    progress.advance(1, one.job.name)
+    del one
+    torch.compiler.reset()  # with the memory of what it compiled
+    return taken
 
 
 def _free_memory(device: torch.device) -> int:

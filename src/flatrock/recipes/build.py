@@ -95,7 +95,7 @@ def build_job(
         l2=recipe.optimizer.l2,
         mixup_alpha=recipe.data.augment.mixup,
         clean_tick=recipe.train.clean_tick,
-        probe=_probe(recipe, selection, train, where),
+        probe=_probe(recipe, selection, train, where, fast=engine.compile),
         probe_every=recipe.select.every,
         selected_on=recipe.select.data,
         select_metric=recipe.select.metric,
@@ -204,17 +204,21 @@ def _loader(recipe: Recipe, train: Dataset, extra: Dataset | None, seed: Seed, d
 
 
 def _probe(
-    recipe: Recipe, selection: Dataset, train: Dataset, device: torch.device
+    recipe: Recipe, selection: Dataset, train: Dataset, device: torch.device, *, fast: bool
 ) -> Callable[[nn.Module], ProbeOutcome]:
-    """Clean and robust accuracy on the selection data, and robust accuracy on as many training samples."""
+    """Clean and robust accuracy on the selection data, and robust accuracy on as many training samples.
+
+    Attacks craft in half precision if `fast`; verdicts are always those of full precision.
+    """
     threat = build_threat(recipe)
     everything = torch.arange(len(selection))
     x, y = selection.images(everything).to(device), selection.y.to(device)
     seen = fair_subset(train, len(selection))
     x_train, y_train = seen.images(torch.arange(len(seen))).to(device), seen.y.to(device)
     attacks = [recipe.select.attack]
-    # Full precision: a half-precision twin takes longer to make than a small probe takes to run.
-    options: dict[str, Any] = {"batch_size": recipe.evaluate.batch_size, "seed": recipe.seed, "precision": "full"}
+    # A half-precision twin takes longer to make than the probe of a small network, not worth compiling, takes to run.
+    precision = "auto" if fast else "full"
+    options: dict[str, Any] = {"batch_size": recipe.evaluate.batch_size, "seed": recipe.seed, "precision": precision}
 
     def probe(model: nn.Module) -> ProbeOutcome:
         model.eval()
