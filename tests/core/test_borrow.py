@@ -190,3 +190,32 @@ def test_a_shift_with_a_graph_of_its_own_is_not_recorded() -> None:
     with nudged(model, {"weight": 2 * delta}):
         assert model.weight.is_leaf
         assert model.weight.grad_fn is None
+
+
+def test_nudged_gives_back_after_an_error_whatever_was_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error inside, and one while the change is carried over."""
+    model = net()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    shift = {name: 0.1 * torch.ones_like(p) for name, p in model.named_parameters()}
+
+    def step(error: type[Exception] | None) -> None:
+        with nudged(model, shift, keep_change=True):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(2)
+            if error is not None:
+                raise error
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with pytest.raises(KeyError):
+        step(KeyError)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(torch, "_foreach_add", fails)
+        step(None)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    step(None)
+    for name, p in model.named_parameters():
+        assert torch.allclose(p, 2 * before[name] + 0.1, atol=1e-6), name

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import load
 from flatrock.data.loader import Batch
+from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
+from flatrock.engine.loss import Stage
 from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.step import train_step
 from flatrock.engine.watch import GPU_ASKED_EVERY, Watch
@@ -160,18 +164,53 @@ def test_fast_steps_of_an_optimizer_with_a_loop_of_its_own(make_recipe: MakeReci
 
 @pytest.mark.parametrize("network", ["resnet20", "vgg16_bn", "mobilenet_v2", "wide_resnet28_4", "preact_resnet18"])
 def test_networks_of_the_catalog_step_fast(make_recipe: MakeRecipe, tmp_path: Path, network: str) -> None:
-    """In whatever layout their kernels choose: recorded attack, fused SGD, several steps."""
-    found = []
-    for engine in (Engine(), Engine(precision="bfloat16", twin=True)):
-        model = create_model(network, num_classes=10).cuda()
-        if engine.twin:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        # Deep BatchNorms of few values make large steps chaotic: any rounding would grow from step to step.
-        optimizer = OPTIMIZERS.make("sgd", params=list(model.parameters()), lr=0.001, momentum=0.9)
-        small = build_job(make_recipe(), folder=tmp_path / "run", device="cuda")
-        job = replace(small, runner=Runner(model.train(), engine, size=64), optimizer=optimizer)
-        x = torch.rand(64, 3, 32, 32, generator=Seed(1).generator()).cuda()
-        batch = Batch(x, torch.arange(64, device="cuda") % 10, torch.arange(64, device="cuda"))
-        found.append([float(train_step(job, batch, step=step, guard=True).losses["total"]) for step in range(4)])
-        assert job.runner.findings == {}
-    assert found[1] == pytest.approx(found[0], rel=0.05)
+    """In whatever layout their kernels choose: recorded attack, fused SGD, and for one network joint compiled passes.
+
+    Every step begins at the weights of the reference, and the attack makes one: roundings must not add up. The deep
+    VGG, whose BatchNorms see few values, turns the step by up to 35 degrees in bfloat16; a wrong one is at 90.
+    """
+    recipe = make_recipe(objective={"name": "trades", "beta": 3}, attack={"name": "pgd", "steps": 1, "start": "zero"})
+    small = build_job(recipe, folder=tmp_path / "run", device="cuda")
+    model = create_model(network, num_classes=10).cuda().train()
+    fast = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    engine = Engine(precision="bfloat16", twin=True, compile=network == "preact_resnet18")
+    reference, quick = (stepping(small, Runner(m, e, size=64)) for m, e in ((model, Engine()), (fast, engine)))
+    x = torch.rand(64, 3, 32, 32, generator=Seed(1).generator()).cuda()
+    batch = Batch(x, torch.arange(64, device="cuda") % 10, torch.arange(64, device="cuda"))
+    for step in range(4):
+        true, got = (moved(job, batch, step) for job in (reference, quick))
+        assert float((true.signs == got.signs).double().mean()) > 0.9, "a random attack agrees in half of the signs"
+        assert float(torch.cosine_similarity(true.change, got.change, dim=0)) > 0.7
+        assert float(got.change.norm() / true.change.norm()) == pytest.approx(1, abs=0.1)
+        with torch.no_grad():
+            for mine, theirs in zip(
+                [*fast.parameters(), *fast.buffers()], [*model.parameters(), *model.buffers()], strict=True
+            ):
+                mine.copy_(theirs)
+    assert quick.runner.findings == {}
+    assert not engine.compile or quick.runner._joints[2] is not None
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The signs of a crafted batch, and what a step on it does to the weights."""
+
+    signs: Tensor
+    change: Tensor
+
+
+def stepping(job: Job, runner: Runner) -> Job:
+    optimizer = OPTIMIZERS.make("sgd", params=list(runner.model.parameters()), lr=0.01, momentum=0.9)
+    return replace(job, runner=runner, optimizer=optimizer)
+
+
+def moved(job: Job, batch: Batch, step: int) -> Moved:
+    with job.runner.tuned():
+        (point,) = craft(Stage(job, batch.x, batch.y, batch.ids, job.moment(step)), {})
+    before = weights(job)
+    train_step(job, batch, step=step, guard=True)
+    return Moved((point.x_adv - batch.x).sign(), weights(job) - before)
+
+
+def weights(job: Job) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in job.model.parameters()])

@@ -305,17 +305,34 @@ def test_folded_convolutions(how: dict[str, Any]) -> None:
         refold([folded], [conv.weight], [conv.bias])
 
 
+@pytest.mark.parametrize(
+    "how", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}, {"groups": 2}], ids=str
+)
+def test_convolutions_that_are_not_folded(how: dict[str, Any]) -> None:
+    with kept_global_rng(seed=Seed(3)):
+        conv = nn.Conv2d(8, 24, 3, **how)
+    model = stirred(nn.Sequential(conv, nn.BatchNorm2d(24), nn.ReLU()).double())
+    faster, plain = fused(copy.deepcopy(model))
+    assert plain
+    assert not any(isinstance(m, FoldedConv) for m in faster.modules())
+    x = torch.rand(2, 8, 9, 9, dtype=torch.float64, generator=Seed(1).generator())
+    for got, true in zip(answer_and_gradient(faster, x), answer_and_gradient(model, x), strict=True):
+        assert torch.allclose(got, true, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
 @pytest.mark.parametrize("how", CONVS, ids=str)
-def test_folded_convolutions_on_a_gpu(how: dict[str, Any]) -> None:
+def test_folded_convolutions_on_a_gpu(how: dict[str, Any], last: bool) -> None:
     conv, norm, folded = conv_and_norm(how)
     x = torch.randn(4, 8, 9, 9, generator=Seed(1).generator())
     true = answer_and_gradient(nn.Sequential(conv, norm, nn.ReLU()), x)
-    folded = folded.cuda().half().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    small = x.cuda().half().contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    folded = folded.cuda().half().requires_grad_(False).to(memory_format=layout)  # type: ignore[call-overload]
+    small = x.cuda().half().contiguous(memory_format=layout)
     leaf = small.clone().requires_grad_(True)
     out = folded(leaf)
-    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert out.is_contiguous(memory_format=layout)
     (grad,) = torch.autograd.grad(out.float().square().sum(), leaf)
     for got, exact in zip((out, grad), true, strict=True):
         assert float((got.detach().float().cpu() - exact).norm()) <= 4e-3 * float(exact.norm())

@@ -71,13 +71,15 @@ def test_asking_changes_nothing() -> None:
 
 
 class Net(nn.Module):
-    """A small network with something in the middle."""
+    """A small network with something in the middle; `blind` ones answer 0 at first."""
 
     input_shape = (4,)
 
-    def __init__(self, middle: nn.Module) -> None:
+    def __init__(self, middle: nn.Module, *, blind: bool = False) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), middle, nn.Linear(5, 3))
+        if blind:
+            nn.init.zeros_(self.body[3].weight)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.body(x)
@@ -95,7 +97,38 @@ class Counted(nn.Module):
     """Knows how many rows come."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(6, 5)
+        return x.reshape(20, 5)
+
+
+class Rare(nn.Module):
+    """Tosses a coin that almost always falls on the same side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if bool(torch.rand(()) < 1 - 1e-9) else 0 * x
+
+
+class Twice(nn.Module):
+    """One BatchNorm, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.norm(x).relu() + 1)
+        return out
+
+
+class Ticking(nn.Module):
+    """Counts its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x
 
 
 def hooked() -> nn.Module:
@@ -104,12 +137,19 @@ def hooked() -> nn.Module:
     return layer
 
 
-def test_only_batch_norms_may_look_at_a_batch() -> None:
-    makers: list[Callable[[], nn.Module]] = [Crowd, Counted, lambda: nn.Dropout(0.5), hooked]
-    for make in makers:
-        with kept_global_rng(seed=Seed(2)):
-            model = Net(make()).train()
-        assert joint(model, batches(model)) is None
+@pytest.mark.parametrize("make", [Crowd, Counted, lambda: nn.Dropout(0.5), Rare, Twice, Ticking, hooked], ids=str)
+@pytest.mark.parametrize("blind", [False, True])
+def test_only_batch_norms_may_look_at_a_batch(make: Callable[[], nn.Module], blind: bool) -> None:
+    with kept_global_rng(seed=Seed(2)):
+        model = Net(make(), blind=blind).train()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    state = torch.get_rng_state()
+    assert joint(model, batches(model, size=20)) is None
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_plain_layers_do_not() -> None:
     model = Net(nn.ReLU()).train()
     assert joint(model, batches(model)) is not None
     one, two = batches(model)

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from flatrock.core.errors import ConfigError, DataError
+from flatrock.core.records import Result
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
 from flatrock.engine.loop import train
 from flatrock.engine.step import train_step
 from flatrock.evaluation.checks import TEST_SELECTED
+from flatrock.evaluation.evaluate import evaluate
 from flatrock.recipes.build import build_job
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe, recipe_names
@@ -105,6 +107,23 @@ def test_missing_extra_file_is_named(tmp_path: Path, run_folder: Path) -> None:
 def test_building_a_job_writes_nothing(tmp_path: Path) -> None:
     build_job(load_recipe("digits_at"), folder=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("compiled", "precision"), [(False, "full"), (True, "auto")])
+def test_probes_of_compiled_runs_may_craft_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: bool, precision: str
+) -> None:
+    asked: list[str] = []
+
+    def noted(*args: Any, **options: Any) -> Result:
+        asked.append(options["precision"])
+        return evaluate(*args, **options)
+
+    monkeypatch.setattr("flatrock.recipes.build.evaluate", noted)
+    recipe = load_recipe("digits_at", {"engine.compile": compiled, "data.limit": 200})
+    job = build_job(recipe, folder=tmp_path / "run")
+    assert 0 <= job.probe(job.model).robust <= 1
+    assert asked == [precision, precision], "held-out and training samples"
 
 
 @pytest.mark.slow

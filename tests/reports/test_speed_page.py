@@ -197,6 +197,13 @@ def test_every_row_is_of_a_recipe_of_the_library() -> None:
         assert all(TARGETS.measure(m, bench, cost) for m in row.limits for cost in fitting), row.label
 
 
+def test_an_attack_in_another_mode_is_another_training() -> None:
+    row = TARGETS.rows[0]
+    here, there = (fake_cost("cifar10_short_at", 10.0, attack__bn_mode=mode) for mode in ("eval", "train"))
+    bench = fake_bench(here, there)
+    assert [TARGETS.fits(row, bench, cost) for cost in bench.costs] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [

@@ -89,19 +89,20 @@ def nudged(model: nn.Module, shift: Mapping[str, Tensor], *, keep_change: bool =
         return [parameters[name].detach() for name in shift]
 
     saved = _copies(now())
-    kept = False
+    moved: tuple[Tensor, ...] | list[Tensor] | None = None
     try:
         with torch.no_grad():
             torch._foreach_add_(now(), deltas)
         yield
-        kept = keep_change
+        with torch.no_grad():
+            moved = torch._foreach_add(saved, deltas) if keep_change else None  # all that takes memory
     finally:
-        if kept:
-            with torch.no_grad():
-                torch._foreach_sub_(now(), torch._foreach_add(saved, deltas))
-                torch._foreach_add_(now(), saved)
-        else:
+        if moved is None:
             _put(now(), saved)
+        else:
+            with torch.no_grad():
+                torch._foreach_sub_(now(), moved)
+                torch._foreach_add_(now(), saved)
 
 
 @contextmanager

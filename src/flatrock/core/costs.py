@@ -47,7 +47,7 @@ class StepCost:
     seconds_per_epoch: float
     tflops: float
     share_of_ceiling: float
-    memory_gib: float | None  # what the process took from the GPU for it; unknown on a CPU
+    memory_gib: float | None  # held on the GPU while it trains, kernels chosen and nothing else there; None on a CPU
     attack_ms: float | None  # crafting alone; None without an attack
     kernels_ms: Mapping[str, float]  # empty on a CPU
     ratio: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from typing import Any
@@ -83,6 +84,7 @@ def _probed(job: Job, model: nn.Module) -> ProbeOutcome:
     """What the probe says. On a GPU it takes more memory than a step does; that is given back and not remembered."""
     outcome = job.probe(model)
     if job.device.type == "cuda":
+        gc.collect()  # traced copies of the network hold themselves
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(job.device)
     return outcome

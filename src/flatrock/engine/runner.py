@@ -83,6 +83,8 @@ class Runner:
         compiled = self._compiled or _compiled(self._passes)
         if len(inputs) not in self._joints:
             self._joints[len(inputs)] = joint(self.model, inputs)
+            if self._joints[len(inputs)] is None:
+                self.findings["T04"] = "the passes of a loss are made one by one: as one they would be something else"
         way = self._joints[len(inputs)]
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
             seen = compiled(*inputs) if way is None else way.passes(compiled, inputs)

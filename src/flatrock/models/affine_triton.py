@@ -91,7 +91,7 @@ def affine(
 def affine_backward(grad: Tensor, out: Tensor | None, scale: Tensor | None, more: Tensor | None) -> Tensor:
     """Gradient of x and y: grad * scale (if given), 0 where `out` (of a ReLU, if given) is 0 or less, plus `more`."""
     grad = _dense(grad)
-    more = None if more is None else _dense(more)
+    out, more = (None if each is None else _dense(each) for each in (out, more))
     result = torch.empty_like(grad)
     rows, channels, grid, tile = _shape(grad, BACKWARD)
     given = (each is not None for each in (out, scale, more))

@@ -48,19 +48,19 @@ def _traced(model: nn.Module) -> fx.GraphModule | None:
         return None  # tracing would lose them
     if len(inspect.signature(model.forward).parameters) != 1:
         return None  # a stand-in would be put in the place of optional arguments too
-    before = _random_states()
+    before = random_states()
     try:
         traced, again = fx.symbolic_trace(model), fx.symbolic_trace(model)
     except Exception:  # whatever a foreign network does when it meets a stand-in for a tensor
         return None
-    if _random_states() != before:
+    if random_states() != before:
         return None  # it tossed a coin; the trace would hold one side of it
     # Numbers and tensors the network makes on its own, random ones perhaps, would be frozen to what they were.
     constant = any(n.op == "get_attr" and str(n.target).startswith("_tensor_constant") for n in traced.graph.nodes)
     return None if constant or str(traced.graph) != str(again.graph) else traced
 
 
-def _random_states() -> list[object]:
+def random_states() -> list[object]:
     """Where the global random generators stand."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

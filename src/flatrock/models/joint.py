@@ -12,10 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatrock.core.borrow import full_precision, kept_buffers
 from flatrock.core.rng import kept_global_rng
+from flatrock.models.fused import random_states
+from flatrock.models.view import view
 
 # Rows of each batch on which one pass and several are compared.
 FEW = 16
-# Largest difference between them, relative to the largest logit, that rounding in float32 explains.
+# Largest difference between them, relative to the largest number of a tensor, that rounding in float32 explains.
 ROUNDING = 1e-3
 
 
@@ -54,24 +56,46 @@ def _each(norm: nn.Module, parts: int, x: Tensor) -> Tensor:
 
 
 def joint(model: nn.Module, inputs: Sequence[Tensor]) -> Joint | None:
-    """How to make passes of these inputs one; None if the network then gives other answers.
+    """How to make passes of these inputs one; None if that is something else than several passes.
 
-    Rows that depend on each other elsewhere than in a BatchNorm, dropout and hooks are reasons. Compared on a few rows,
-    in the mode the network is in.
+    Rows that depend on each other elsewhere than in a BatchNorm are a reason, layers that toss coins, one BatchNorm
+    used twice (its statistics would be taken over in another order), hooks. Judged by features, logits and buffers of
+    a few rows, in the mode the network is in.
     """
     if any(_watched(m) for m in model.modules()) or len({x.shape for x in inputs}) > 1:
         return None
     few = [x[:FEW] for x in inputs]
     way = Joint(model, len(few))
     device = few[0].device
-    with kept_buffers(model), kept_global_rng(device), full_precision(device), torch.no_grad():
-        true = torch.cat([model(x) for x in few])
-        try:
-            got = torch.cat(way.passes(lambda x: (model(x),), few))
-        except Exception:  # of a network that counts on the size of its batches
-            return None
-    same = got.shape == true.shape and float((got - true).abs().max()) <= ROUNDING * float(true.abs().max())
-    return way if same else None
+    try:
+        with kept_global_rng(device), full_precision(device), torch.no_grad():
+            before = random_states()
+            true = _left(model, lambda: [tensor for x in few for tensor in _pass(model, x)])
+            if random_states() != before:
+                return None
+            got = _left(model, lambda: way.passes(partial(_pass, model), few))
+    except Exception:  # of a network that counts on the size of its batches
+        return None
+    return way if all(map(_near, got, true)) else None
+
+
+def _pass(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    seen = view(model, x)
+    return seen.features, seen.logits
+
+
+def _left(model: nn.Module, work: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """What the work gives, and the buffers it leaves; the network gets its own back."""
+    with kept_buffers(model):
+        return work() + [buffer.clone() for buffer in model.buffers()]
+
+
+def _near(got: Tensor, true: Tensor) -> bool:
+    """Equal up to rounding; buffers may be integers, or empty."""
+    if got.shape != true.shape:
+        return False
+    largest = true.double().abs().amax() if true.numel() else 0.0
+    return bool(((got.double() - true.double()).abs() <= ROUNDING * largest).all())
 
 
 def _watched(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.borrow import full_precision, kept_buffers, mode, nudged
+from flatrock.core.errors import ModelError
 from flatrock.core.rng import Seed
 from flatrock.core.threat import rows
 from flatrock.core.types import Replayer
@@ -123,8 +124,13 @@ class Twin(nn.Module, Replayer):
                 if wide.shape != tensor.shape or id(tensor) in names:
                     # A padded convolution follows in its first channels.
                     (wide if wide.shape == tensor.shape else wide[:, : tensor.shape[1]]).copy_(moved(tensor))
-            biases = [None if bias is None else moved(bias) for _, _, bias in folds]
-            refold([fold for fold, _, _ in folds], [moved(weight) for _, weight, _ in folds], biases)
+            # With a shift one after the other: moved weights of all layers at once would be as large as the network.
+            for some in [[each] for each in folds] if names else [folds]:
+                refold(
+                    [fold for fold, _, _ in some],
+                    [moved(weight) for _, weight, _ in some],
+                    [None if bias is None else moved(bias) for _, _, bias in some],
+                )
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits of a pass in reduced precision."""
@@ -160,10 +166,11 @@ def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16,
     """A twin that is the same function as the network up to rounding, judged by a few inputs.
 
     It is traced if the trace, in the network's own precision, gives its answers and treats every row for itself, and
-    has channels last if the network can read that. Raises what the network raises if no way of copying it works.
+    has channels last if the network can read that. Raises what the network raises if no way of copying it works, and
+    ModelError if its rows depend on each other.
     """
     x = x[:COMPARED]
-    trace = _same_function(model, x)
+    trace = _same_function(model, x, fold=gradients)
     ways = [{"trace": t, "channels_last": c} for t in ((True, False) if trace else (False,)) for c in (True, False)]
     for i, way in enumerate(ways):
         try:
@@ -179,20 +186,28 @@ def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16,
     raise AssertionError("there is always a way to try")
 
 
-def _same_function(model: nn.Module, x: Tensor) -> bool:
-    """Whether the fused trace answers as the network does, row by row."""
+def _same_function(model: nn.Module, x: Tensor, *, fold: bool) -> bool:
+    """Whether the fused trace answers as the network does, row by row; ModelError for a network whose rows mix.
+
+    Each row of a gradient is resized on its own, which is only right where rows do not depend on each other.
+    """
     with mode(model, training=False), kept_buffers(model), full_precision(x.device), torch.no_grad():
         true = model(x)
-        inner, plain = fused(copy.deepcopy(model))
+        few, near = max(len(x) // 2, 1), ROUNDING * float(true.abs().max())
+        if not _near(model(x[:few]), true[:few], near):
+            raise ModelError("its answer to an input depends on the rest of the batch")
+        inner, plain = fused(copy.deepcopy(model), fold=fold)
         if not plain:
             return False
         with redirect_stderr(StringIO()):
             try:
-                got, alone = inner(x), inner(x[:1])
+                return _near(inner(x), true, near) and _near(inner(x[:few]), true[:few], near)
             except Exception:
                 return False
-    near = ROUNDING * float(true.abs().max())
-    return float((got - true).abs().max()) <= near and float((alone - true[:1]).abs().max()) <= near
+
+
+def _near(got: Tensor, true: Tensor, near: float) -> bool:
+    return float((got - true).abs().max()) <= near
 
 
 def probe_inputs(model: Classifier) -> Tensor:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -14,15 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from flatrock.core.costs import Bench, StepCost, median
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
-from flatrock.core.rng import Seed, kept_global_rng, seed_layers
+from flatrock.core.rng import kept_global_rng, seed_layers
 from flatrock.data.loader import Batch
 from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
@@ -30,14 +26,14 @@ from flatrock.engine.loop import set_lr
 from flatrock.engine.loss import Stage
 from flatrock.engine.runner import Runner
 from flatrock.engine.step import mixed, train_step
+from flatrock.recipes.arithmetic import Arithmetic, matmul_ceiling
 from flatrock.recipes.build import build_job
+from flatrock.recipes.clock import between, now, wait
 from flatrock.recipes.kernels import kernel_ms
 from flatrock.recipes.schema import Recipe
 
 # Steps before anything is timed: compiling, recording, choosing kernels.
 WARM_UP = 12
-# Side of the square matrices whose product tells what the device can do at most.
-CEILING_SIDE = {"cuda": 8192, "cpu": 1024}
 
 
 @dataclass
@@ -90,6 +86,7 @@ def bench(
             raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
     where, listener = torch.device(device), progress or Silent()
     with TemporaryDirectory() as folder, kept_global_rng(where):
+        ceiling = matmul_ceiling(where)  # first: what libraries take once must not be put down to a recipe
         make = partial(_contestant, folder=Path(folder), data_folder=data_folder, device=where)
         memory: list[float | None] = [None] * len(recipes)
         if where.type == "cuda":
@@ -107,7 +104,6 @@ def bench(
         listener.end()
         for one in found:
             one.attack_ms = _attack_ms(one, steps)
-        ceiling = matmul_ceiling(where)
         for one in found if where.type == "cuda" else ():  # last: a profiler slows down what comes after it
             one.profile(steps)
         costs = tuple(_cost(one, found[0], ceiling) for one in found)
@@ -118,40 +114,20 @@ def bench(
 def _measure(found: Sequence[_Contestant], rounds: int, steps: int, progress: Progress) -> None:
     """Seconds per step of each in every round.
 
-    A GPU is not waited for between recipes, as little as between the steps of an epoch: it gets its work ahead of time
-    and notes when it passes the marks.
+    As within an epoch a GPU has its next step in hand when it ends one, so the first step of a turn is not counted. It
+    gets no more in advance, and nothing of the others: what the processor takes too long to launch must show.
     """
     device = found[0].job.device
-    for one in found:  # a GPU starts with work in hand
-        one.run(1)
-    marks, order = [_now(device)], []
     for turn in range(rounds):
         for one in [*found[turn % len(found) :], *found[: turn % len(found)]]:
+            wait(device)
+            one.run(1)
+            begun = now(device)
             one.run(steps)
-            order.append(one)
-            marks.append(_now(device))
+            ended = now(device)
+            wait(device)
+            one.times.append(between(begun, ended) / steps)
             progress.advance(1)
-    _wait(device)
-    for one, begun, ended in zip(order, marks, marks[1:], strict=False):
-        one.times.append(_between(begun, ended) / steps)
-
-
-def _now(device: torch.device) -> float | torch.cuda.Event:
-    """The time, or a mark in the queue of a GPU."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    mark.record(torch.cuda.current_stream(device))
-    return mark
-
-
-def _between(begun: float | torch.cuda.Event, ended: float | torch.cuda.Event) -> float:
-    """Seconds from one mark to the next."""
-    if isinstance(begun, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
-        return float(begun.elapsed_time(ended)) / 1000
-    assert isinstance(begun, float)
-    assert isinstance(ended, float)
-    return ended - begun
 
 
 def _contestant(recipe: Recipe, *, folder: Path, data_folder: Path | None, device: torch.device) -> _Contestant:
@@ -173,7 +149,7 @@ def _memory_alone(make: Callable[[], _Contestant], device: torch.device, progres
     one = make()
     _free_memory(device)
     one.run(2)
-    _wait(device)
+    wait(device)
     taken = (torch.cuda.max_memory_reserved(device) - before) / 2**30
     progress.advance(1, one.job.name)
     del one
@@ -212,56 +188,20 @@ def _attack_ms(one: _Contestant, count: int) -> float | None:
     stage = Stage(one.job, x, y, batch.ids, one.job.moment(one.step))
     with one.job.runner.tuned():
         craft(stage, {})
-        begun = _now(one.job.device)
+        begun = now(one.job.device)
         for _ in range(count):
             craft(stage, {})
-        ended = _now(one.job.device)
-        _wait(one.job.device)
-    return 1000 * _between(begun, ended) / count
+        ended = now(one.job.device)
+        wait(one.job.device)
+    return 1000 * between(begun, ended) / count
 
 
 def _flops(one: _Contestant) -> float:
     """Multiplications and additions of a step in convolutions and matrix products, counted on the plain engine."""
     plain = replace(one.job, runner=Runner(one.job.model))
-    with _Arithmetic() as counter:
+    with Arithmetic() as counter:
         train_step(plain, next(one.batches), step=one.step, guard=False)
     return float(counter.flops)
-
-
-class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts by torch's own formulas. (Its FlopCounterMode watches modules, which gradients of inputs do not allow.)"""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops: float = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **(kwargs or {}), out_val=out)
-        return out
-
-
-def matmul_ceiling(device: torch.device) -> float:
-    """TFLOP/s of a large square matrix product, bfloat16 on a GPU and float32 elsewhere: the best of ten."""
-    side = CEILING_SIDE.get(device.type, CEILING_SIDE["cpu"])
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    draw = Seed(0).generator(device)  # not ones: a GPU is faster on numbers that do not change
-    a, b = (torch.randn(side, side, dtype=dtype, device=device, generator=draw) for _ in range(2))
-    best = math.inf
-    for _ in range(10):
-        _wait(device)
-        begun = time.perf_counter()
-        torch.mm(a, b)
-        _wait(device)
-        best = min(best, time.perf_counter() - begun)
-    return 2 * side**3 / best / 1e12
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _cost(one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:

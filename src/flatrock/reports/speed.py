@@ -19,7 +19,8 @@ Written by `flatrock report-speed results/*.json --out docs/speed_targets.md`; n
 Ours come from the files `flatrock bench` writes, the others from `results/speed_targets.yaml`."""
 
 WORDS = """\
-Behind a time stands the interval that holds its median over the rounds with 95 %; memory is one number. A ratio is only
+Behind a time stands the interval that holds its median over the rounds with 95 %; memory is one number: what a recipe,
+alone on the GPU, holds while it trains, without what choosing kernels takes once in its first steps. A ratio is only
 taken between recipes trained in turn in one process; its base is the same recipe without flatness methods. **yes**:
 neither the number nor its interval exceeds the target. **open**: the number does not, but its interval does, or there
 were too few rounds for one. **no**: the number does. Of two files that measure the same the newer counts."""
