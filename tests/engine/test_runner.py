@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatrock.core.borrow import nudged
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
+from flatrock.engine import runner as runner_module
 from flatrock.engine.craft import craft
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
@@ -346,6 +347,43 @@ def test_tuning_is_given_back() -> None:
             assert torch.backends.cudnn.benchmark == inside
             raise KeyError
         assert not torch.backends.cudnn.benchmark
+
+
+def test_comparisons_are_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made once, of few rows; trying algorithms on such shapes is wasted."""
+    seen: list[bool] = []
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            seen.append(torch.backends.cudnn.benchmark)
+            return work(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", lambda work, **options: work)
+    for name in ("joint", "faithful"):
+        monkeypatch.setattr(f"flatrock.engine.runner.{name}", noted(getattr(runner_module, name)))
+    engine = Engine(precision="bfloat16", compile=True, twin=True)
+    runner = Runner(create_model("digits_cnn", num_classes=10), engine, size=6)
+    with runner.tuned():
+        runner.views(inputs(), inputs())
+        attacked(runner)
+        assert torch.backends.cudnn.benchmark
+    assert seen == [False, False]
+    assert runner.findings == {}
+
+
+def test_passes_that_cannot_be_one_are_told_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda work, **options: work)
+    model = create_model("digits_cnn", num_classes=10)
+    model.register_forward_hook(lambda *_: None)
+    runner = Runner(model, Engine(compile=True), size=6)
+    runner.view(inputs())
+    assert runner.findings == {}
+    one, two = runner.views(inputs(), inputs().square())
+    assert "one by one" in runner.findings["T04"]
+    assert torch.allclose(two.logits, view(model, inputs().square()).logits, atol=1e-5)
+    assert not torch.allclose(one.logits, two.logits, atol=1e-3)
 
 
 def test_gradients_are_taken_out_of_the_memory_of_compiled_passes() -> None:

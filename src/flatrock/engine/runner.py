@@ -62,12 +62,8 @@ class Runner:
 
         Not for the reference: which one is the fastest differs from run to run, and so does rounding.
         """
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = before or self.engine.twin
-        try:
+        with _tuning(torch.backends.cudnn.benchmark or self.engine.twin):
             yield
-        finally:
-            torch.backends.cudnn.benchmark = before
 
     def view(self, x: Tensor) -> View:
         """Features and logits of one pass, float32."""
@@ -82,7 +78,8 @@ class Runner:
         begun = time.monotonic()
         compiled = self._compiled or _compiled(self._passes)
         if len(inputs) not in self._joints:
-            self._joints[len(inputs)] = joint(self.model, inputs)
+            with _tuning(False):  # of sizes that do not come again
+                self._joints[len(inputs)] = joint(self.model, inputs)
             if self._joints[len(inputs)] is None:
                 self.findings["T04"] = "the passes of a loss are made one by one: as one they would be something else"
         way = self._joints[len(inputs)]
@@ -120,7 +117,8 @@ class Runner:
             return None
         if self._twin is None:
             try:
-                self._twin = faithful(self.model, probe_inputs(self.model), gradients=True)
+                with _tuning(False):  # of a size that does not come again
+                    self._twin = faithful(self.model, probe_inputs(self.model), gradients=True)
             except Exception as error:  # of a network or a machine the copy was not written for
                 self._without_twin(f"cannot be made ({_told(error)})")
         return self._twin
@@ -166,6 +164,17 @@ class Runner:
             features = self.model.features(x)
         features = features.float()  # the head, like losses, in float32
         return features, self.model.head(features)
+
+
+@contextmanager
+def _tuning(wanted: bool) -> Iterator[None]:
+    """Whether cuDNN tries its algorithms on shapes that are new to it; the user's choice comes back."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = wanted
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _compiled(passes: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
