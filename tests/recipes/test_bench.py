@@ -66,7 +66,7 @@ def test_on_a_gpu_the_first_pays_no_more_than_the_next() -> None:
     one, two = found.costs
     assert one.memory_gib is not None
     assert one.memory_gib == pytest.approx(two.memory_gib, rel=0.1)
-    assert one.ms_per_step == pytest.approx(two.ms_per_step, rel=0.1)
+    assert one.ms_per_step == pytest.approx(two.ms_per_step, rel=0.25), "a small network: the processor sets the pace"
     assert sum(one.kernels_ms.values()) < 1.05 * one.ms_per_step
     assert one.attack_ms is not None
     assert 0 < one.attack_ms < one.ms_per_step
