@@ -11,10 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,6 +121,15 @@ def _global_generators(device: torch.device | str) -> list[torch.Generator]:
         return [torch.default_generator]
     torch.cuda.init()  # type: ignore[no-untyped-call]
     return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
+
+
+def random_states() -> list[object]:
+    """Where the global generators of torch, Python and numpy stand: who tosses a coin moves one of them."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    numpy: Any = np.random.get_state(legacy=True)
+    return [*(s.numpy().tobytes() for s in states), random.getstate(), numpy[1].tobytes(), numpy[2:]]
 
 
 @contextmanager

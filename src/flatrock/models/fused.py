@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import operator
-import random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from flatrock.core.rng import random_states
+from flatrock.models.compare import hooked
 from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, fixed, foldable, narrow
 
 RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
@@ -44,7 +44,7 @@ def fused(model: nn.Module, *, trace: bool = True, fold: bool = True) -> tuple[n
 
 def _traced(model: nn.Module) -> fx.GraphModule | None:
     """The network as a graph, or nothing: it branches on values, has hooks, or makes tensors on its own."""
-    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()):
+    if any(hooked(m) for m in model.modules()):
         return None  # tracing would lose them
     if len(inspect.signature(model.forward).parameters) != 1:
         return None  # a stand-in would be put in the place of optional arguments too
@@ -58,15 +58,6 @@ def _traced(model: nn.Module) -> fx.GraphModule | None:
     # Numbers and tensors the network makes on its own, random ones perhaps, would be frozen to what they were.
     constant = any(n.op == "get_attr" and str(n.target).startswith("_tensor_constant") for n in traced.graph.nodes)
     return None if constant or str(traced.graph) != str(again.graph) else traced
-
-
-def random_states() -> list[object]:
-    """Where the global random generators stand."""
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states += torch.cuda.get_rng_state_all()
-    numpy: Any = np.random.get_state(legacy=True)
-    return [*(s.numpy().tobytes() for s in states), random.getstate(), numpy[1].tobytes(), numpy[2:]]
 
 
 class _Surgery:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flatrock.models.compare import hooked
+
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Tensor cores take channels in groups of this many.
 GROUP = 8
@@ -187,17 +189,14 @@ def refold(layers: Sequence[FoldedConv], weights: Sequence[Tensor], biases: Sequ
 
 def fixed(module: nn.Module) -> bool:
     """A BatchNorm that uses its running statistics; one that does more, by subclass or hook, is left alone."""
-    plain = type(module) in NORMS and not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    plain = type(module) in NORMS and not hooked(module)
     return plain and module.running_mean is not None and not module.training
 
 
 def foldable(module: nn.Module) -> bool:
     """A convolution that `FoldedConv` can stand in for."""
-    if type(module) is not nn.Conv2d or module._forward_hooks or module._forward_pre_hooks:
-        return False
-    return module.groups == 1 and _zeros(module) and not isinstance(module.padding, str)
+    usual = type(module) is nn.Conv2d and module.groups == 1 and _zeros(module)
+    return usual and not isinstance(module.padding, str)
 
 
 def narrow(module: nn.Module) -> bool:

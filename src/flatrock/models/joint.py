@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatrock.core.borrow import full_precision, kept_buffers
-from flatrock.core.rng import kept_global_rng
-from flatrock.models.fused import random_states
+from flatrock.core.rng import kept_global_rng, random_states
+from flatrock.models.compare import hooked, near
 from flatrock.models.view import view
 
 # Rows of each batch on which one pass and several are compared.
 FEW = 16
-# Largest difference between them, relative to the largest number of a tensor, that rounding in float32 explains.
-ROUNDING = 1e-3
 
 
 class Joint:
@@ -59,10 +57,10 @@ def joint(model: nn.Module, inputs: Sequence[Tensor]) -> Joint | None:
     """How to make passes of these inputs one; None if that is something else than several passes.
 
     Rows that depend on each other elsewhere than in a BatchNorm are a reason, layers that toss coins, one BatchNorm
-    used twice (its statistics would be taken over in another order), hooks. Judged by features, logits and buffers of
-    a few rows, in the mode the network is in.
+    used twice (its statistics would be taken over in another order), hooks, a layer whose pass was replaced. Judged by
+    features, logits and buffers of a few rows, in the mode the network is in.
     """
-    if any(_watched(m) for m in model.modules()) or len({x.shape for x in inputs}) > 1:
+    if any(hooked(m) or "forward" in m.__dict__ for m in model.modules()) or len({x.shape for x in inputs}) > 1:
         return None
     few = [x[:FEW] for x in inputs]
     way = Joint(model, len(few))
@@ -76,7 +74,7 @@ def joint(model: nn.Module, inputs: Sequence[Tensor]) -> Joint | None:
             got = _left(model, lambda: way.passes(partial(_pass, model), few))
     except Exception:  # of a network that counts on the size of its batches
         return None
-    return way if all(map(_near, got, true)) else None
+    return way if all(map(near, got, true)) else None
 
 
 def _pass(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,17 +86,3 @@ def _left(model: nn.Module, work: Callable[[], list[Tensor]]) -> list[Tensor]:
     """What the work gives, and the buffers it leaves; the network gets its own back."""
     with kept_buffers(model):
         return work() + [buffer.clone() for buffer in model.buffers()]
-
-
-def _near(got: Tensor, true: Tensor) -> bool:
-    """Equal up to rounding; buffers may be integers, or empty."""
-    if got.shape != true.shape:
-        return False
-    largest = true.double().abs().amax() if true.numel() else 0.0
-    return bool(((got.double() - true.double()).abs() <= ROUNDING * largest).all())
-
-
-def _watched(module: nn.Module) -> bool:
-    """Whether someone wants to know of every pass, or has changed this layer's pass already."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or "forward" in module.__dict__

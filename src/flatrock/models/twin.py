@@ -17,6 +17,7 @@ from flatrock.core.rng import Seed
 from flatrock.core.threat import rows
 from flatrock.core.types import Replayer
 from flatrock.models.classifier import Classifier
+from flatrock.models.compare import near
 from flatrock.models.fused import fused
 from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, follow, refold
 from flatrock.models.replay import Replay
@@ -26,8 +27,6 @@ from flatrock.models.replay import Replay
 CARRIED = 128.0
 # No gradient is taken to be smaller than this: the factor it is multiplied with must stay finite.
 SMALLEST = 1e-30
-# Largest difference from the network, relative to its largest logit, that rounding in float32 explains.
-ROUNDING = 1e-3
 # Inputs on which copy and network are compared once.
 COMPARED = 32
 
@@ -193,21 +192,17 @@ def _same_function(model: nn.Module, x: Tensor, *, fold: bool) -> bool:
     """
     with mode(model, training=False), kept_buffers(model), full_precision(x.device), torch.no_grad():
         true = model(x)
-        few, near = max(len(x) // 2, 1), ROUNDING * float(true.abs().max())
-        if not _near(model(x[:few]), true[:few], near):
+        few = max(len(x) // 2, 1)
+        if not near(model(x[:few]), true[:few]):
             raise ModelError("its answer to an input depends on the rest of the batch")
         inner, plain = fused(copy.deepcopy(model), fold=fold)
         if not plain:
             return False
         with redirect_stderr(StringIO()):
             try:
-                return _near(inner(x), true, near) and _near(inner(x[:few]), true[:few], near)
+                return near(inner(x), true) and near(inner(x[:few]), true[:few])
             except Exception:
                 return False
-
-
-def _near(got: Tensor, true: Tensor, near: float) -> bool:
-    return float((got - true).abs().max()) <= near
 
 
 def probe_inputs(model: Classifier) -> Tensor:
