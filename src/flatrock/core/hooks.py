@@ -65,6 +65,7 @@ class Look:
     views: Views
     parts: Parts  # the objective alone
     moment: Moment
+    x_helper: Tensor | None = None  # inputs of the helper's pass, where the objective makes one
 
 
 @dataclass(frozen=True)

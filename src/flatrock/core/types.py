@@ -28,10 +28,12 @@ class View:
 
 @dataclass(frozen=True)
 class Views:
-    """The passes an objective asked for; a pass it did not ask for is None."""
+    """The passes an objective asked for, a pass it did not ask for is None; and the labels of the helper's."""
 
     clean: View | None
     adv: View | None
+    helper: View | None = None
+    helper_y: Tensor | None = None
 
 
 # Terms of a loss that look at labels: a method that puts soft labels beside them takes their weight from these.
@@ -43,7 +45,8 @@ class Parts:
     """A training loss as named terms, batch means without their weights: total = sum_k weights[k] * terms[k].
 
     The names are one vocabulary: `ce` and `ce_adv` (cross-entropy on clean and adversarial inputs), `boost` (MART's
-    margin), `kl` and `wkl` (KL(s || t), weighted by 1 - s_y), `pair_logits` and `pair_probabilities` (ALP).
+    margin), `kl` and `wkl` (KL(s || t), weighted by 1 - s_y), `pair_logits` and `pair_probabilities` (ALP), `ce_helper`
+    (HAT's cross-entropy with the labels of its helper).
     """
 
     terms: Mapping[str, Tensor]
@@ -91,11 +94,20 @@ class Attack(Protocol):
 
 
 @dataclass(frozen=True)
+class Help:
+    """Inputs beyond the adversarial ones, and the classes another network, the helper, gives the latter (HAT)."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
 class Point:
-    """Adversarial inputs of one batch and the weight their loss has in training."""
+    """Adversarial inputs of one batch, the weight their loss has in training, and what a helper says to them."""
 
     x_adv: Tensor
     weight: float = 1.0
+    help: Help | None = None
 
 
 @runtime_checkable
@@ -115,7 +127,7 @@ class Objective(Protocol):
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """Network passes in order, each 'clean' or 'adv'; a repeated one only moves BatchNorm statistics."""
+        """Passes in order, each 'clean', 'adv' or 'helper'; a repeated one only moves BatchNorm statistics."""
 
     @property
     def inner_loss(self) -> str:

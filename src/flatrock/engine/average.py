@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatrock.core.borrow import kept_buffers, mode
 from flatrock.core.hooks import Flatness
+from flatrock.core.types import Point
 from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
 from flatrock.engine.loss import Stage, run_passes
@@ -48,10 +49,10 @@ def _reestimate(job: Job, batches: int, step: int) -> None:
     norms = [m for m in job.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
         return
-    inputs: list[tuple[Tensor, Tensor]] = []
+    inputs: list[tuple[Tensor, Point]] = []
     for batch in islice(job.loader.epoch(step // len(job.loader)), batches):
         stage = Stage(job, batch.x, batch.y, batch.ids, job.moment(step))
-        inputs.append((batch.x, craft(stage, {})[-1].x_adv))
+        inputs.append((batch.x, craft(stage, {})[-1]))
     momenta = [m.momentum for m in norms]
     runner = Runner(job.model)  # statistics in full precision, by the network as it is now
     try:
@@ -59,8 +60,8 @@ def _reestimate(job: Job, batches: int, step: int) -> None:
             m.reset_running_stats()
             m.momentum = None  # torch's spelling of a plain mean over all batches
         with torch.no_grad(), mode(job.model, training=True):
-            for x, x_adv in inputs:
-                run_passes(runner, job.passes, x, x_adv)
+            for x, point in inputs:
+                run_passes(runner, job.passes, x, point)
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum = momentum

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flatrock.attacks.craft import check_crafted
 from flatrock.core.hooks import Shift
 from flatrock.core.types import PathAttack, Point
@@ -9,7 +11,15 @@ from flatrock.engine.loss import Stage
 
 
 def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
-    """Attack w + shift in the BatchNorm mode the recipe names; the clean batch itself without attack."""
+    """Attack w + shift in the BatchNorm mode the recipe names, and ask the helper, if there is one, about the result.
+
+    Whatever loss is computed at these points takes the helper's word from them. The clean batch itself without attack.
+    """
+    points, helper = _attacked(stage, shift), stage.job.helper
+    return points if helper is None else tuple(replace(p, help=helper(stage.x, p.x_adv)) for p in points)
+
+
+def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:
     job = stage.job
     if job.attack is None:
         return (Point(stage.x),)

@@ -15,6 +15,7 @@ from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack, Objective
 from flatrock.data.loader import TensorLoader
+from flatrock.engine.helper import Helper
 from flatrock.engine.runner import Runner
 from flatrock.engine.schedule import Schedule
 
@@ -81,6 +82,7 @@ class Job:
     keep: Keep
     save_seconds: float
     tensorboard: bool
+    helper: Helper | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -98,6 +100,11 @@ class Job:
         """The network passes of one loss: the objective's, then those only a flatness method looks at."""
         wanted = [name for method in self.flatness.values() for name in method.needs]
         return (*self.objective.passes, *(n for n in dict.fromkeys(wanted) if n not in self.objective.passes))
+
+    @property
+    def findings(self) -> dict[str, str]:
+        """What a fast engine could not do, by code."""
+        return self.runner.findings | ({} if self.helper is None else self.helper.findings)
 
     @property
     def averaging(self) -> Flatness | None:

@@ -158,7 +158,7 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
 def _tell(job: Job, folder: RunFolder, progress: Progress) -> None:
     """Say once what the engine could not do; run.json keeps it."""
     known = list(folder.read_info().get("findings", ()))
-    new = [text for code, why in job.runner.findings.items() if (text := f"{code} {why} (docs/speed.md)") not in known]
+    new = [text for code, why in job.findings.items() if (text := f"{code} {why} (docs/speed.md)") not in known]
     for text in new:
         progress.say(text)
     if new:

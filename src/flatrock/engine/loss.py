@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flatrock.core.borrow import kept_buffers, nudged
 from flatrock.core.hooks import Look, Moment, Penalty, Shift
-from flatrock.core.types import LABEL_TERMS, Parts, Point, Views
+from flatrock.core.types import LABEL_TERMS, Parts, Point, View, Views
 from flatrock.engine.job import Job
 from flatrock.engine.runner import Runner
 
@@ -34,20 +34,23 @@ class Descent:
     views: Views
 
 
-def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, x_adv: Tensor) -> Views:
+def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, point: Point) -> Views:
     """Run the named passes in order; a repeated one is run without gradient, for BatchNorm's sake only."""
-    where = {"clean": x, "adv": x_adv}
+    where = {"clean": x, "adv": point.x_adv}
+    if point.help is not None:
+        where["helper"] = point.help.x
+    seen: dict[str, View] = {}
     if len(set(passes)) == len(passes):
         seen = dict(zip(passes, runner.views(*(where[name] for name in passes)), strict=True))
-        return Views(seen.get("clean"), seen.get("adv"))
-    seen = {}
-    for name in passes:
-        if name in seen:
-            with torch.no_grad():
-                runner.view(where[name])
-        else:
-            seen[name] = runner.view(where[name])
-    return Views(seen.get("clean"), seen.get("adv"))
+    else:
+        for name in passes:
+            if name in seen:
+                with torch.no_grad():
+                    runner.view(where[name])
+            else:
+                seen[name] = runner.view(where[name])
+    labels = None if point.help is None else point.help.y
+    return Views(seen.get("clean"), seen.get("adv"), seen.get("helper"), labels)
 
 
 def decayed(model: nn.Module) -> list[nn.Parameter]:
@@ -62,7 +65,7 @@ def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> 
     with kept_buffers(job.model), nudged(job.model, shift):
         total: Tensor | None = None
         for point in points:
-            views = run_passes(job.runner, tuple(dict.fromkeys(job.objective.passes)), stage.x, point.x_adv)
+            views = run_passes(job.runner, tuple(dict.fromkeys(job.objective.passes)), stage.x, point)
             share = _weighted(job.objective.loss(views, stage.y).total, point.weight)
             total = share if total is None else total + share
         assert total is not None
@@ -78,7 +81,7 @@ def descend(stage: Stage, points: Sequence[Point]) -> Descent:
     for i, point in enumerate(points):
         if i == 1:  # from now on gradients are added to what the first point left
             job.runner.settle()
-        views = run_passes(job.runner, job.passes, stage.x, point.x_adv)
+        views = run_passes(job.runner, job.passes, stage.x, point)
         parts = _with_flatness(stage, point, views)
         _weighted(parts.total, point.weight).backward()  # type: ignore[no-untyped-call]
         _add(losses, parts, point.weight)
@@ -102,7 +105,8 @@ def _add(losses: dict[str, Tensor], parts: Parts, weight: float) -> None:
 def _with_flatness(stage: Stage, point: Point, views: Views) -> Parts:
     """The objective and what every method adds; a method sees the objective alone, so their order does not matter."""
     parts = stage.job.objective.loss(views, stage.y)
-    look = Look(stage.job.model, stage.x, point.x_adv, stage.y, views, parts, stage.moment)
+    beyond = None if point.help is None else point.help.x
+    look = Look(stage.job.model, stage.x, point.x_adv, stage.y, views, parts, stage.moment, beyond)
     added = [p for method in stage.job.flatness.values() if (p := method.in_loss(look)) is not None]
     return joined(parts, added) if added else parts
 

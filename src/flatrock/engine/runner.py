@@ -86,7 +86,7 @@ class Runner:
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
             seen = compiled(*inputs) if way is None else way.passes(compiled, inputs)
         except Exception as error:
-            self.findings["T01"] = f"the network is not compiled ({_told(error)})"
+            self.findings["T01"] = f"the network is not compiled ({in_words(error)})"
             self._compiled = None
             return _paired(self._passes(*inputs))
         if self._compiled is None:
@@ -120,7 +120,7 @@ class Runner:
                 with _tuning(False):  # of a size that does not come again
                     self._twin = faithful(self.model, probe_inputs(self.model), gradients=True)
             except Exception as error:  # of a network or a machine the copy was not written for
-                self._without_twin(f"cannot be made ({_told(error)})")
+                self._without_twin(f"cannot be made ({in_words(error)})")
         return self._twin
 
     def _without_twin(self, why: str) -> None:
@@ -187,7 +187,7 @@ def _compiled(passes: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence
     return torch.compile(own, mode="reduce-overhead", dynamic=False)
 
 
-def _told(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     """The kind of an error and its first line."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
 

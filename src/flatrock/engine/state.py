@@ -49,6 +49,7 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
         "recipe": dict(job.recipe),
         "recipe_hash": job.recipe_hash,
         "data_digest": job.data_digest,
+        "helper": None if job.helper is None else job.helper.digest,
         "class_names": list(job.class_names),
         "epoch": state.epoch,
         "step_in_epoch": state.step_in_epoch,
@@ -72,6 +73,7 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
         raise StateError(f"{path} belongs to another recipe; differences:\n  " + "\n  ".join(found[:10]))
     if meta["data_digest"] != job.data_digest:
         raise StateError(f"the data are not those {path} was trained on; give the same files, or --overwrite")
+    _check_helper(job, path, meta.get("helper"))
     put_model(job.model, tensors, path)
     put_optimizer(job.optimizer, tensors, meta["optimizer"])
     for name, method in job.flatness.items():
@@ -84,6 +86,17 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
         watch=Watch.restored(meta["watch"], job.device),
         history=[EpochRecord.from_dict(r) for r in meta["history"]],
     )
+
+
+def _check_helper(job: Job, path: Path, there: str | None) -> None:
+    """The helper is the one the run began with; its path may be another, the recipe's hash does not know it."""
+    here = None if job.helper is None else job.helper.digest
+    if here != there:
+        raise StateError(
+            f"{path} was trained with a helper of weights {there and there[:16]}, objective.helper "
+            f"{job.recipe['objective'].get('helper')!r} has {here and here[:16]}; name the helper the run began with, "
+            "or --overwrite"
+        )
 
 
 def _newest_intact(folder: RunFolder, progress: Progress) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:

@@ -42,6 +42,8 @@ def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
     job.optimizer.zero_grad(set_to_none=True)  # the attack may have their memory
     if guard:
         job.runner.check(x, job.bn_mode)
+        if job.helper is not None:
+            job.helper.check(x)
     points = _attacked(stage, {})
     if guard:
         check(stage, points)

@@ -17,7 +17,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
 from flatrock.core.types import Parts, View, Views
 
-TERMS = ("ce", "ce_adv", "boost", "kl", "wkl", "pair_logits", "pair_probabilities")
+TERMS = ("ce", "ce_adv", "ce_helper", "boost", "kl", "wkl", "pair_logits", "pair_probabilities")
 
 
 def cross_entropy(view: View, *, bias: bool = False) -> Tensor:
@@ -96,6 +96,8 @@ def term_trace(name: str, views: Views, y: Tensor, *, full: bool, bias: bool = F
             return cross_entropy(_made(views.clean), bias=bias)
         case "ce_adv":
             return cross_entropy(_made(views.adv), bias=bias)
+        case "ce_helper":
+            return cross_entropy(_made(views.helper), bias=bias)
         case "boost":
             return boost(_made(views.adv), y, bias=bias)
         case "kl":
@@ -120,7 +122,7 @@ def loss_trace(parts: Parts, views: Views, y: Tensor, *, full: bool, bias: bool 
 
 
 def _mean(name: str, per_sample: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy is a mean over the labelled samples, every other term over all."""
+    """Cross-entropy is a mean over the labelled samples, every other term over all (a helper labels all)."""
     if y.is_floating_point() or name not in ("ce", "ce_adv"):
         return per_sample.mean()
     labelled = y >= 0

@@ -116,8 +116,8 @@ class TrH(Flatness):
             seed = look.moment.seed.child("trh", look.moment.step)
             trained = {name: p for name, p in look.model.named_parameters() if p.requires_grad}
             return hutchinson(total, trained, seed=seed, probes=self.probes)
-        views = ((look.x, look.views.clean), (look.x_adv, look.views.adv))
-        passes = [(inputs, view.logits) for inputs, view in views if view is not None]
+        views = ((look.x, look.views.clean), (look.x_adv, look.views.adv), (look.x_helper, look.views.helper))
+        passes = [(inputs, view.logits) for inputs, view in views if inputs is not None and view is not None]
         return torch.stack(list(exact_traces(look.model, total, passes).values())).sum()
 
 

@@ -1,0 +1,59 @@
+"""HAT: helper-based adversarial training (Rade & Moosavi-Dezfooli 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.options import weight
+from flatrock.core.types import Parts, Views
+from flatrock.objectives.terms import cross_entropy, kl_per_sample, need
+
+
+@dataclass(frozen=True, kw_only=True)
+class HAT:
+    """CE(z(x), y) + beta * KL(s || t) + gamma * CE(z(x_h), y_h), x' from PGD on the KL as in TRADES.
+
+    x_h = x + reach * (x' - x) goes beyond x', out of the ball and maybe the box; y_h is the class a network trained
+    without attacks, the helper, gives x'. Both are constants. `helper` is its run folder (the best epoch) or one of its
+    checkpoints. gamma 0 is TRADES: no third pass, no helper.
+    """
+
+    beta: float = 2.5
+    gamma: float = 0.5
+    reach: float = 2.0
+    helper: str = ""
+    inner_loss: ClassVar[str] = "kl"
+    hard_labels: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("beta", "gamma", "reach"):
+            weight("hat", name, getattr(self, name))
+        if not isinstance(self.helper, str):
+            raise ConfigError(f"hat helper must be the path of a run folder or checkpoint, got {self.helper!r}")
+        if self.gamma > 0 and not self.helper:
+            raise ConfigError(
+                "hat helper is missing: name the run folder or checkpoint of a network trained without attacks, "
+                "for example helper: runs/cifar10_short_standard (or set gamma to 0, which is TRADES)"
+            )
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """In the order of the official code."""
+        return ("clean", "adv", "helper") if self.gamma > 0 else ("clean", "adv")
+
+    def loss(self, views: Views, y: Tensor) -> Parts:
+        """The HAT loss; unlabeled samples (y = -1) take part in all but the first term: the helper labels them too."""
+        clean, adv = need(views.clean).logits, need(views.adv).logits
+        terms = {"ce": cross_entropy(clean, y), "kl": kl_per_sample(clean, adv).mean()}
+        weights = {"ce": 1.0, "kl": self.beta}
+        if self.gamma > 0:
+            if views.helper_y is None:
+                raise RuntimeError("the objective was not given the labels of its helper")
+            terms["ce_helper"] = F.cross_entropy(need(views.helper).logits, views.helper_y)
+            weights["ce_helper"] = self.gamma
+        return Parts(terms, weights)
