@@ -34,12 +34,13 @@ from flatrock.diagnostics.curvature import Settings, network_moments
 from flatrock.diagnostics.exact import exact_curvature
 from flatrock.diagnostics.hessian import Hessian, by_layer, still
 from flatrock.diagnostics.moments import Moments
-from flatrock.recipes.build import build_model, build_threat
+from flatrock.recipes.build import build_threat
 from flatrock.recipes.checkpoints import checkpoints, epoch_of
 from flatrock.recipes.curvature import Crafted
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.part import data_part
+from flatrock.recipes.pieces import build_model
 from flatrock.recipes.restore import load
 from flatrock.recipes.train import train_recipe
 from flatrock.reports.style import COLOURS, LINES, blank, dress, finish

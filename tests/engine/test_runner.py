@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatrock.core.borrow import nudged
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
+from flatrock.core.types import Point
 from flatrock.engine import runner as runner_module
 from flatrock.engine.craft import craft
 from flatrock.engine.folder import RunFolder
@@ -25,8 +26,9 @@ from flatrock.engine.step import train_step
 from flatrock.models.catalog import create_model
 from flatrock.models.twin import CARRIED, Twin
 from flatrock.models.view import view
-from flatrock.recipes.build import build_engine, recipe_hash
+from flatrock.recipes.build import build_engine
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import recipe_hash
 
 MakeJob = Callable[..., Job]
 
@@ -406,7 +408,7 @@ def test_passes_of_one_loss_are_made_in_order(make_job: MakeJob, tmp_path: Path)
     means = {}
     for order in (("clean", "adv"), ("adv", "clean")):
         job.model.load_state_dict(state)
-        run_passes(job.runner, order, x, x_adv)
+        run_passes(job.runner, order, x, Point(x_adv))
         means[order] = job.model.get_buffer("bn1.running_mean").clone()
     job.model.load_state_dict(state)
     view(job.model, x)

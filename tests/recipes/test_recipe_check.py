@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flatrock.core.errors import ConfigError
-from flatrock.recipes.build import recipe_hash
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import recipe_hash
 
 
 def faults(source: str, *overrides: str) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ import torch
 from flatrock.core.errors import ConfigError
 from flatrock.engine.loop import train
 from flatrock.recipes import cost
-from flatrock.recipes.build import build_job, build_model
+from flatrock.recipes.build import build_job
 from flatrock.recipes.cost import Cost, estimate
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import build_model
 
 CPU = torch.device("cpu")
 

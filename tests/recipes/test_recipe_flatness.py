@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from flatrock.core.errors import ConfigError
-from flatrock.recipes.build import build_flatness, build_job, recipe_hash
+from flatrock.recipes.build import build_flatness, build_job
 from flatrock.recipes.cost import estimate
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import recipe_hash
 
 
 def faults(name: str, overrides: dict[str, Any]) -> list[str]:

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from flatrock.core.errors import ConfigError
-from flatrock.recipes.build import build_threat, recipe_hash
+from flatrock.recipes.build import build_threat
 from flatrock.recipes.check import validate
 from flatrock.recipes.load import load_recipe, overlay, recipe_names
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.text import recipe_text
 
 

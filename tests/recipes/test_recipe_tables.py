@@ -11,8 +11,8 @@ import pytest
 import yaml
 from recipe_table_cases import EXPECTED, WITHOUT
 
-from flatrock.recipes.build import recipe_hash
 from flatrock.recipes.load import TABLES, load_recipe
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 
 ROWS = [(table, name) for table, rows in EXPECTED.items() for name in rows]

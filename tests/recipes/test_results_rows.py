@@ -16,8 +16,8 @@ from flatrock.cli.main import app
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
 from flatrock.core.rows import SCHEMA, Gap, Row, mean_gap, paired, read_rows, write_rows
-from flatrock.recipes.build import recipe_hash
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.results import collect_run, protocol
 
 NAME = "cifar10_short_trades_awp"

@@ -18,8 +18,9 @@ from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import ProbeOutcome
 from flatrock.recipes import build
-from flatrock.recipes.build import build_threat, recipe_hash
+from flatrock.recipes.build import build_threat
 from flatrock.recipes.load import load_recipe, recipe_names
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.train import train_recipe
 
 SHORT = [n for n in recipe_names() if n.startswith("cifar10_short_")]

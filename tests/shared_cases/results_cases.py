@@ -13,8 +13,8 @@ from torch import Tensor
 from flatrock.core.files import write_atomic
 from flatrock.core.records import EpochRecord, Finding, Result
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.build import recipe_hash
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import recipe_hash
 
 N = 1000
 CERTIFICATE = {

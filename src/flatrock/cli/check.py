@@ -8,10 +8,12 @@ import typer
 
 from flatrock.cli.console import friendly, say
 from flatrock.core.device import pick_device
+from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import device_name
-from flatrock.recipes.build import recipe_hash
 from flatrock.recipes.cost import estimate
+from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.text import recipe_text
 
 
@@ -36,6 +38,8 @@ def run(
             _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
             _line("time", f"about {_human(cost.seconds)} on {device_name(where)}")
             say("  (time extrapolated from one batch: an order of magnitude)")
+        if fault := helper_fault(found):
+            raise ConfigError(f"recipe {found.name} is sound, but cannot be trained yet:", (fault,))
 
 
 def _line(name: str, text: str) -> None:

@@ -198,7 +198,8 @@ def _attack_ms(one: _Contestant, count: int) -> float | None:
 
 def _flops(one: _Contestant) -> float:
     """Multiplications and additions of a step in convolutions and matrix products, counted on the plain engine."""
-    plain = replace(one.job, runner=Runner(one.job.model))
+    helper = None if one.job.helper is None else one.job.helper.plain()
+    plain = replace(one.job, runner=Runner(one.job.model), helper=helper)
     with Arithmetic() as counter:
         train_step(plain, next(one.batches), step=one.step, guard=False)
     return float(counter.flops)
@@ -230,7 +231,7 @@ def _cost(one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:
         rounds_ms=tuple(1000 * t for t in one.times),
         recipe_hash=job.recipe_hash,
         engine=asdict(job.runner.engine),
-        findings=(*(f"{code} {why}" for code, why in job.runner.findings.items()), *one.findings),
+        findings=(*(f"{code} {why}" for code, why in job.findings.items()), *one.findings),
     )
 
 

@@ -18,31 +18,28 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import Seed
 from flatrock.core.threat import THREATS, Threat
+from flatrock.core.types import Attack
 from flatrock.data.augment import Augmentation
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.loader import TensorLoader
 from flatrock.data.npz import load as load_npz
 from flatrock.data.split import Split, fair_subset, held_out_split
+from flatrock.engine.helper import Helper
 from flatrock.engine.job import Job, Keep, ProbeOutcome
 from flatrock.engine.runner import Engine, Runner
-from flatrock.engine.schedule import SCHEDULES
+from flatrock.engine.schedule import SCHEDULES, Schedule
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.flatness.catalog import FLATNESS
-from flatrock.models.catalog import create_model
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.helper import open_helper
 from flatrock.recipes.optimizer import build_optimizer
+from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, recipe_hash
 from flatrock.recipes.schema import Recipe
 
-DEFAULT_RUNS = Path("runs")
 # Steps; compiling takes as long as so many of a small network, or more, and shorter runs are over before it pays.
 WORTH_COMPILING = 1000
-
-
-def recipe_hash(recipe: Recipe) -> str:
-    """Identifies the keys that decide the weights."""
-    return sha256(json_text(recipe.training_keys()))[:16]
 
 
 def build_job(
@@ -67,6 +64,8 @@ def build_job(
     engine = build_engine(recipe, where, steps=min(steps, recipe.train.max_steps or steps))
     model = _placed(recipe, where, engine)
     check_fit(model, data)
+    objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
+    helper = open_helper(objective, model, data.class_names, fast=engine.twin)
     selection = fair_subset(_selection(recipe, split, data_folder), recipe.select.size)
     return Job(
         name=recipe.name,
@@ -79,16 +78,14 @@ def build_job(
         seed=seed,
         device=where,
         runner=Runner(model, engine, size=recipe.train.batch_size),
-        objective=OBJECTIVES.make(recipe.objective.name, **recipe.objective.options),
+        objective=objective,
         flatness=build_flatness(recipe),
         threat=build_threat(recipe),
-        attack=None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options),
+        attack=build_attack(recipe),
         bn_mode=recipe.attack.bn_mode,
         loader=loader,
         optimizer=build_optimizer(recipe.optimizer, model, seed),
-        schedule=SCHEDULES.make(
-            recipe.schedule.name, lr=recipe.optimizer.lr, epochs=recipe.train.epochs, **recipe.schedule.options
-        ),
+        schedule=_schedule(recipe),
         epochs=recipe.train.epochs,
         max_steps=recipe.train.max_steps,
         l1=recipe.optimizer.l1,
@@ -102,12 +99,16 @@ def build_job(
         keep=Keep(**recipe.train.keep.model_dump()),
         save_seconds=recipe.train.save_seconds,
         tensorboard=recipe.train.tensorboard,
-        provenance=_certificate(recipe, where, split, engine),
+        helper=helper,
+        provenance=_certificate(recipe, where, split, engine, helper),
     )
 
 
-def _certificate(recipe: Recipe, device: torch.device, split: Split, engine: Engine) -> dict[str, Any]:
+def _certificate(
+    recipe: Recipe, device: torch.device, split: Split, engine: Engine, helper: Helper | None
+) -> dict[str, Any]:
     about = {"recipe_hash": recipe_hash(recipe), "held_out": split.digest, "engine": asdict(engine)}
+    about |= {} if helper is None else {"helper": {**helper.about, "weights": helper.digest}}
     return birth_certificate(device=device, seed=recipe.seed, **about)
 
 
@@ -138,15 +139,14 @@ def computes_bfloat16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def build_model(recipe: Recipe) -> Classifier:
-    """The recipe's network with its initial weights."""
-    return create_model(
-        recipe.model.name,
-        num_classes=recipe.model.num_classes or 10,
-        normalize=recipe.model.normalize,
-        seed=recipe.seed,
-        **recipe.model.options,
-    )
+def build_attack(recipe: Recipe) -> Attack | None:
+    """The attack the recipe trains with, if there is one."""
+    return None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options)
+
+
+def _schedule(recipe: Recipe) -> Schedule:
+    options = {"lr": recipe.optimizer.lr, "epochs": recipe.train.epochs, **recipe.schedule.options}
+    return SCHEDULES.make(recipe.schedule.name, **options)
 
 
 def build_threat(recipe: Recipe) -> Threat:
@@ -179,9 +179,10 @@ def _extra(recipe: Recipe, data: Dataset) -> Dataset | None:
     if recipe.data.extra is None:
         return None
     extra = load_npz(Path(recipe.data.extra.file), num_classes=data.num_classes)
-    label_free = recipe.objective.name == "trades" and recipe.attack.name == "kl-pgd"
+    label_free = recipe.objective.name in ("trades", "hat") and recipe.attack.name == "kl-pgd"
     if bool((extra.y < 0).any()) and not label_free:
-        raise ConfigError(f"{recipe.data.extra.file} has unlabelled images; they need objective trades with kl-pgd")
+        file = recipe.data.extra.file
+        raise ConfigError(f"{file} has unlabelled images; they need objective trades or hat, with kl-pgd")
     return extra
 
 

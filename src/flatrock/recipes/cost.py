@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from flatrock.attacks.catalog import ATTACKS, parse_attack
+from flatrock.attacks.catalog import parse_attack
 from flatrock.core.borrow import frozen
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
@@ -17,8 +17,9 @@ from flatrock.core.types import PathAttack
 from flatrock.data.catalog import info
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.recipes.build import build_flatness, build_model
+from flatrock.recipes.build import build_attack, build_flatness
 from flatrock.recipes.optimizer import build_optimizer
+from flatrock.recipes.pieces import build_model
 from flatrock.recipes.schema import Recipe
 
 # A pass is timed again and again: other processes only ever make it slower, so the best counts.
@@ -45,10 +46,9 @@ def estimate(recipe: Recipe, *, device: torch.device) -> Cost:
     """Estimate the cost of a recipe; the data need not be there."""
     samples = _samples(recipe)
     model = build_model(recipe).to(device).eval()
-    inner = 0
-    if recipe.attack.name != "none":
-        inner = ATTACKS.make(recipe.attack.name, **recipe.attack.options).passes(model.num_classes)
-    outer = _outer(recipe, inner)
+    attack = build_attack(recipe)
+    inner = 0 if attack is None else attack.passes(model.num_classes)
+    outer, asked = _outer(recipe, inner), _helped(recipe)
     parameters = sum(p.numel() for p in model.parameters())
     if samples is None:
         return Cost(parameters, None, None, None, inner + outer, None, None)
@@ -56,7 +56,7 @@ def estimate(recipe: Recipe, *, device: torch.device) -> Cost:
     per_epoch = full + (rest > 1 or (rest == 1 and recipe.data.extra is not None))  # as the loader counts
     steps = min(per_epoch * recipe.train.epochs, recipe.train.max_steps or per_epoch * recipe.train.epochs)
     epochs = steps / per_epoch
-    forwards = epochs * samples * (inner * ATTACK_PASS + outer * TRAINING_PASS)
+    forwards = epochs * samples * (inner * ATTACK_PASS + outer * TRAINING_PASS + asked)
     forwards += _probes(recipe, model, samples, epochs)
     flops = _flops_per_image(model, device)
     return Cost(
@@ -75,12 +75,20 @@ def _outer(recipe: Recipe, inner: int) -> int:
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     methods = build_flatness(recipe).values()
     needed = {name for m in methods for name in m.needs} - set(objective.passes)
-    attack = None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options)
+    attack = build_attack(recipe)
     points = attack.points if isinstance(attack, PathAttack) else 1
     once = points * len(objective.passes)
     optimizer = build_optimizer(recipe.optimizer, nn.Linear(1, 1, device="meta"), Seed(0))
     loops = int(getattr(optimizer, "inner_loops", 1))
     return (once + points * len(needed)) * loops + sum(m.passes(once, inner) for m in methods)
+
+
+def _helped(recipe: Recipe) -> int:
+    """Forward passes of a helper per step, without gradients, counted as if it were the network that is trained."""
+    objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
+    attack = build_attack(recipe)
+    points = attack.points if isinstance(attack, PathAttack) else 1
+    return points if "helper" in objective.passes else 0
 
 
 def _samples(recipe: Recipe) -> int | None:

@@ -18,8 +18,8 @@ from flatrock.engine.checkpoint import put_model
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.models.classifier import Classifier
-from flatrock.recipes.build import build_model, recipe_hash
 from flatrock.recipes.check import validate
+from flatrock.recipes.pieces import build_model, recipe_hash
 from flatrock.recipes.schema import Recipe
 
 # A run, its folder, or a checkpoint file.

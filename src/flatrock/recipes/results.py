@@ -53,7 +53,8 @@ def collect_run(path: Path) -> Row:
             "peak_memory_bytes": info.get("peak_memory_bytes"),
         },
         findings=tuple(info.get("findings", ())),
-        provenance={k: certificate.get(k) for k in CERTIFICATE} | ({"resumed": resumed} if resumed else {}),
+        provenance={k: certificate.get(k) for k in CERTIFICATE}
+        | {k: v for k, v in (("resumed", resumed), ("helper", certificate.get("helper"))) if v},
         scores={} if run.status == "failed" else _scores(path, str(info["recipe_hash"]), run),
     )
 

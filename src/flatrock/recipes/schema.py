@@ -231,4 +231,5 @@ class Recipe(Section):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep", *(() if self.train.clean_tick else ("clean_tick",))):
             keys["train"].pop(free)
+        keys["objective"].pop("helper", None)  # where it lies; a run's state knows its weights
         return keys
