@@ -158,3 +158,23 @@ def small_run(tmp_path_factory: pytest.TempPathFactory, make_job: Callable[..., 
 def small_shot(small_run: Path) -> dict[str, Any]:
     """The snapshot of the run that was never stopped."""
     return _snapshot(small_run)
+
+
+@pytest.fixture(scope="session")
+def helper_run(make_job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network trained without attacks for a few steps. Copy it, do not change it."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("helper") / "run"
+    train(make_job(folder, objective={"name": "standard"}, attack={}, seed=1))
+    return folder
+
+
+@pytest.fixture
+def hat(make_job: Callable[..., Job], helper_run: Path, tmp_path: Path) -> Callable[..., Job]:
+    """A job of HAT in a folder of this name."""
+
+    def make(name: str = "run", *, helper: Path = helper_run, **overrides: Any) -> Job:
+        keys = {"objective": {"name": "hat", "helper": str(helper), **overrides.pop("options", {})}}
+        return make_job(tmp_path / name, **keys, **overrides)
+
+    return make

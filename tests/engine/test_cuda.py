@@ -24,6 +24,7 @@ from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.step import train_step
 from flatrock.engine.watch import GPU_ASKED_EVERY, Watch
 from flatrock.models.catalog import create_model
+from flatrock.models.twin import Twin
 from flatrock.optimizers.catalog import OPTIMIZERS
 from flatrock.recipes.build import build_job
 from flatrock.recipes.schema import Recipe
@@ -33,7 +34,7 @@ MakeRecipe = Callable[..., Recipe]
 REFERENCE = {"engine__precision": "float32", "engine__compile": False}
 TWIN = {"engine__precision": "bfloat16", "engine__compile": False}
 FAST = {"engine__precision": "bfloat16", "engine__compile": True}
-OBJECTIVES = {"at": {}, "trades": {"beta": 3}, "mart": {"beta": 2}}
+OBJECTIVES = {"at": {}, "trades": {"beta": 3}, "mart": {"beta": 2}, "hat": {"gamma": 0.5}}
 METHODS: dict[str, list[dict[str, Any]]] = {
     "none": [],
     "awp": [{"name": "awp", "gamma": 0.01}],
@@ -68,8 +69,11 @@ def no_waiting() -> Iterator[None]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("method", METHODS)
-def test_three_steps_are_those_of_the_cpu(make_recipe: MakeRecipe, tmp_path: Path, objective: str, method: str) -> None:
-    keys = {"objective": {"name": objective, **OBJECTIVES[objective]}, "flatness": METHODS[method], **REFERENCE}
+def test_three_steps_are_those_of_the_cpu(
+    make_recipe: MakeRecipe, helper_run: Path, tmp_path: Path, objective: str, method: str
+) -> None:
+    options = {**OBJECTIVES[objective], **({"helper": str(helper_run)} if objective == "hat" else {})}
+    keys = {"objective": {"name": objective, **options}, "flatness": METHODS[method], **REFERENCE}
     cpu = losses(build_job(make_recipe(**keys), folder=tmp_path / "cpu"))
     gpu = losses(build_job(make_recipe(**keys), folder=tmp_path / "gpu", device="cuda"))
     assert gpu == pytest.approx(cpu, rel=0.01)
@@ -87,11 +91,12 @@ def test_fast_steps_are_near_the_reference(make_recipe: MakeRecipe, tmp_path: Pa
 
 
 @pytest.mark.parametrize("engine", [REFERENCE, TWIN, FAST], ids=["reference", "twin", "compiled"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("objective", "method"), [*(("trades", m) for m in METHODS), ("hat", "none"), ("hat", "awp")])
 def test_nobody_waits_inside_an_epoch(
-    make_recipe: MakeRecipe, tmp_path: Path, engine: dict[str, Any], method: str
+    make_recipe: MakeRecipe, helper_run: Path, tmp_path: Path, engine: dict[str, Any], objective: str, method: str
 ) -> None:
-    keys = {"objective": {"name": "trades", "beta": 3}, "flatness": METHODS[method], **engine}
+    options: dict[str, Any] = {"trades": {"beta": 3}, "hat": {"helper": str(helper_run)}}[objective]
+    keys = {"objective": {"name": objective, **options}, "flatness": METHODS[method], **engine}
     job = build_job(make_recipe(**keys), folder=tmp_path / "run", device="cuda")
     job.model.train()
     ready = [batch for batch, _ in zip(batches(job), range(12), strict=False)]
@@ -214,3 +219,16 @@ def moved(job: Job, batch: Batch, step: int) -> Moved:
 
 def weights(job: Job) -> Tensor:
     return torch.cat([p.detach().flatten() for p in job.model.parameters()])
+
+
+@pytest.mark.parametrize("method", ["none", "awp", "rat", "swa"])
+def test_fast_steps_with_a_helper(make_recipe: MakeRecipe, helper_run: Path, tmp_path: Path, method: str) -> None:
+    """Three passes are one, and the helper is asked through its own float16 copy."""
+    keys = {"objective": {"name": "hat", "helper": str(helper_run)}, "flatness": METHODS[method]}
+    reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 6)
+    job = build_job(make_recipe(**keys, **FAST), folder=tmp_path / "b", device="cuda")
+    assert job.helper is not None
+    assert isinstance(job.helper._asked, Twin)
+    assert losses(job, 6) == pytest.approx(reference, rel=0.05)
+    assert job.runner._joints[3] is not None, "all passes of the loss are one"
+    assert job.findings == {}

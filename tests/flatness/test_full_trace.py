@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from flatrock.core.hooks import Look, Moment
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.types import View, Views
 from flatrock.flatness.full_trace import (
@@ -20,6 +21,7 @@ from flatrock.flatness.full_trace import (
     hutchinson,
     rademacher,
 )
+from flatrock.flatness.trh import TrH
 from flatrock.models.catalog import create_model
 from flatrock.objectives.catalog import OBJECTIVES
 
@@ -90,6 +92,19 @@ def test_exact_traces_are_those_of_the_dense_hessian(name: str, options: dict[st
     expected = {n: float(b.trace()) for n, b in blocks(dense_hessian(total, parameters), parameters).items()}
     got = exact_traces(net, total, [(x, z), (x_adv, z_adv)])
     assert {n: t.item() for n, t in got.items()} == pytest.approx(expected, rel=1e-10, abs=1e-13)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.7])
+def test_the_pass_of_a_helper_counts(gamma: float) -> None:
+    net, (x, x_adv, y) = tiny(), points()
+    x_h = 2 * x_adv - x
+    views = Views(*(View(v, net(v)) for v in (x, x_adv, x_h)), (y + 1) % 3)
+    parts = OBJECTIVES.make("hat", gamma=gamma, helper="runs/some").loss(views, y)
+    expected = dense_hessian(parts.total, dict(net.named_parameters())).trace()
+    look = Look(net, x, x_adv, y, views, parts, Moment(1, 0, 0.0, Seed(0)), x_h)
+    added = TrH(layers="full", clean="full").in_loss(look)
+    assert added is not None
+    torch.testing.assert_close(added.terms["trace"], expected, rtol=1e-10, atol=1e-12)
 
 
 def test_exact_traces_can_be_differentiated() -> None:

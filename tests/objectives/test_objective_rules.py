@@ -16,6 +16,7 @@ from flatrock.core.types import Objective
 from flatrock.objectives.alp import ALP
 from flatrock.objectives.at import AT
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.objectives.hat import HAT
 from flatrock.objectives.mart import MART
 from flatrock.objectives.terms import cross_entropy, kl_per_sample
 from flatrock.objectives.trades import TRADES
@@ -185,6 +186,8 @@ def test_a_batch_without_labels_has_cross_entropy_zero() -> None:
         ("mart", {}, ("clean", "adv"), "ce"),
         ("alp", {}, ("clean", "adv"), "ce"),
         ("trades", {}, ("clean", "adv"), "kl"),
+        ("hat", {"helper": "runs/some"}, ("clean", "adv", "helper"), "kl"),
+        ("hat", {"gamma": 0}, ("clean", "adv"), "kl"),
         ("trades", {"forwards": "paper"}, ("clean", "adv"), "kl"),
         ("trades", {"forwards": "code"}, ("clean", "adv", "clean"), "kl"),
         ("trades", {"forwards": "awp_code"}, ("adv", "clean", "clean"), "kl"),
@@ -204,7 +207,9 @@ def test_forwards_do_not_change_the_value(forwards: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "6", None])
-@pytest.mark.parametrize(("make", "option"), [(TRADES, "beta"), (MART, "beta"), (ALP, "weight")])
+@pytest.mark.parametrize(
+    ("make", "option"), [(TRADES, "beta"), (MART, "beta"), (ALP, "weight"), (HAT, "gamma"), (HAT, "reach")]
+)
 def test_weights_must_be_numbers_from_zero_up(make: Callable[..., Objective], option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"{option} must be a number >= 0, got"):
         make(**{option: value})
@@ -222,7 +227,7 @@ def test_weights_must_be_numbers_from_zero_up(make: Callable[..., Objective], op
         ("alp", {"pair": "logit"}, "unknown alp pair 'logit'; known: logits, probabilities; did you mean 'logits'"),
         ("trades", {"betta": 6}, "did you mean 'beta'"),
         ("at", {"beta": 6}, "option of objective 'at': 'beta'"),
-        ("trade", {}, "unknown objective 'trade'; known: alp, at, mart, standard, trades; did you mean 'trades'"),
+        ("trade", {}, "unknown objective 'trade'; known: alp, at, hat, mart, standard, trades; did you mean 'trades'"),
     ],
 )
 def test_options_that_do_not_exist(name: str, options: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from objective_cases import ROWS, batch, views
+from objective_cases import ROWS, batch, helper_labels, views
 from torch import Tensor
 
 from flatrock.core.types import LABEL_TERMS, Objective
@@ -57,11 +57,16 @@ def one_pair(z: Row, z_adv: Row, pair: str) -> float:
 def naive(name: str, options: dict[str, Any], clean: Tensor, adv: Tensor, y: Tensor) -> dict[str, float]:
     """The named terms and 'total', as means over single samples."""
     terms: dict[str, list[float]] = {}
-    for z, z_adv, k in zip(clean.tolist(), adv.tolist(), y.tolist(), strict=True):
+    rows = zip(clean.tolist(), adv.tolist(), y.tolist(), helper_labels(adv).tolist(), strict=True)
+    for z, z_adv, k, said in rows:
         if name in ("standard", "at"):
             one = {"ce": ce(z, k)} if name == "standard" else {"ce_adv": ce(z_adv, k)}
         elif name == "trades":
             one = {"ce": ce(z, k), "kl": kl(z, z_adv)}
+        elif name == "hat":
+            one = {"ce": ce(z, k), "kl": kl(z, z_adv)}
+            if options["gamma"]:
+                one["ce_helper"] = ce([2 * b - a for a, b in zip(z, z_adv, strict=True)], said)
         elif name == "mart":
             boost, wkl = one_mart(z, z_adv, k, options.get("form", "paper"))
             one = {"ce_adv": ce(z_adv, k), "boost": boost, "wkl": wkl}
@@ -72,7 +77,8 @@ def naive(name: str, options: dict[str, Any], clean: Tensor, adv: Tensor, y: Ten
             terms.setdefault(term, []).append(value)
     means = {term: sum(values) / len(values) for term, values in terms.items()}
     weight = options.get("beta", options.get("weight", 1.0))
-    return {**means, "total": sum(v if k in LABEL_TERMS else weight * v for k, v in means.items())}
+    weights = {**dict.fromkeys(LABEL_TERMS, 1.0), "ce_helper": options.get("gamma", 0.0)}
+    return {**means, "total": sum(weights.get(k, weight) * v for k, v in means.items())}
 
 
 def test_every_objective_in_the_catalog_is_tested_here() -> None:

@@ -15,6 +15,8 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("at", {}),
     ("trades", {"beta": 6.0}),
     ("trades", {"beta": 1.5}),
+    ("hat", {"beta": 2.5, "gamma": 0.5, "helper": "runs/some"}),
+    ("hat", {"beta": 1.5, "gamma": 0.0}),
     ("mart", {"beta": 5.0}),
     ("mart", {"beta": 6.0, "form": "code"}),
     ("alp", {"weight": 0.5}),
@@ -23,10 +25,19 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 
 
 def views(clean: Tensor | None, adv: Tensor | None) -> Views:
+    """Passes with these logits; the helper's, of a linear network, is twice as far from the clean one."""
+
     def one(logits: Tensor | None) -> View | None:
         return None if logits is None else View(features=logits, logits=logits)
 
-    return Views(clean=one(clean), adv=one(adv))
+    if clean is None or adv is None:
+        return Views(clean=one(clean), adv=one(adv))
+    return Views(one(clean), one(adv), one(2 * adv - clean), helper_labels(adv))
+
+
+def helper_labels(adv: Tensor) -> Tensor:
+    """What some other network says."""
+    return (adv.argmax(1) + 1) % adv.shape[1]
 
 
 def batch(n: int = 40, classes: int = 5, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
