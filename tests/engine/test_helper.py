@@ -151,6 +151,18 @@ def test_three_passes_are_one_when_compiled(hat: Callable[..., Job], monkeypatch
     assert job.findings == {}
 
 
+def test_fast_steps_are_near_the_reference(hat: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: bfloat16 passes, float16 copies of both networks (compiling apart)."""
+    monkeypatch.setattr(torch, "compile", lambda work, **options: work)
+    expected, job = steps(hat("a", flatness=[AWP])), hat("b", flatness=[AWP])
+    assert job.helper is not None
+    engine = Engine(precision="bfloat16", compile=True, twin=True)
+    helper = Helper(job.helper.network, reach=job.helper.reach, fast=True)
+    got = steps(replace(job, runner=Runner(job.model, engine, size=16), helper=helper))
+    assert [one["total"] for one in got] == pytest.approx([one["total"] for one in expected], rel=0.05)
+    assert helper.findings == {}
+
+
 # What is left without it
 
 

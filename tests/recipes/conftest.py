@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,10 @@ import torch
 from flatrock.core.rng import Seed
 from flatrock.data.catalog import info
 from flatrock.data.dataset import Dataset
+from flatrock.engine.loop import train
+from flatrock.recipes.build import build_job
+from flatrock.recipes.load import load_recipe
+from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
 
 
@@ -48,6 +52,24 @@ def made_up_data(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     monkeypatch.setattr("flatrock.recipes.build.load_data", load_data)
     return calls
+
+
+@pytest.fixture
+def helper_for(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The override that gives a recipe its helper: the run it names, trained two small steps; nothing if it has none.
+
+    The last epoch's weights: after two steps one class for all is no wonder, and such an epoch is never the best.
+    """
+
+    def make(recipe: Recipe, **small: Any) -> dict[str, Any]:
+        named = recipe.objective.options.get("helper")
+        if named is None:
+            return {}
+        kept = {k: v for k, v in small.items() if not k.startswith("attack")}
+        done = train(build_job(load_recipe(Path(named).name, kept), folder=tmp_path / "helper"))
+        return {"objective.helper": str(done.folder / "last.safetensors")}
+
+    return make
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from flatrock.recipes.schema import Recipe
 DATA, METHODS, NORMS = ("cifar10", "cifar100", "svhn"), ("at", "trades", "mart", "alp"), ("linf", "l2")
 GRID = [f"{d}_{m}_{n}" for d, m, n in product(DATA, METHODS, NORMS)]
 REGULARISED = [f"cifar10_at_{n}_{r}" for n, r in product(NORMS, ("l1", "l2", "cutout", "mixup"))]
-PLAIN_DIGITS = ("standard", "at", "trades", "mart", "alp", "at_l2", "trades_l2")
+PLAIN_DIGITS = ("standard", "at", "trades", "hat", "mart", "alp", "at_l2", "trades_l2")
 FLAT_DIGITS = ("trades_awp", "trades_rat", "trades_trh", "trades_s2o", "trades_swa", "trades_awp_rat_swa", "at_awp")
 SMOOTH = ("smooth", "trades_smooth")
 DIGITS = [f"digits_{m}" for m in (*PLAIN_DIGITS, *FLAT_DIGITS, "at_sam", "atent", "entropy_sgd", *SMOOTH)]
@@ -32,7 +32,8 @@ NETWORKS = ["cifar10_at_linf_wrn34", *(f"cifar10_trades_linf_{n}" for n in ("wrn
 OURS = ["cifar10_at_fast", "cifar10_at_trh", "cifar10_trades_trh", *(f"cifar10_{m}" for m in SMOOTH)]
 SHORT_AT = [f"at{m}" for m in ("", "_awp", "_trh", "_swa", "_rat")]
 SHORT_TRADES = [f"trades{m}" for m in ("", "_awp", "_rat1", "_rat2", "_awp_rat", "_trh", "_s2o", "_swa")]
-SHORT = [f"cifar10_short_{m}" for m in ("standard", *SHORT_AT, *SHORT_TRADES, "mart", "mart_awp", "alp", "atent")]
+SHORT_OTHERS = ["hat", "hat_awp", "mart", "mart_awp", "alp", "atent"]
+SHORT = [f"cifar10_short_{m}" for m in ("standard", *SHORT_AT, *SHORT_TRADES, *SHORT_OTHERS)]
 PROTOCOLS = [*SHORT, "cifar10_full_at", "cifar10_full_at_awp", "cifar10_flagship"]
 OTHERS = [*DIGITS, "moons_at", "moons_standard", *MNIST, *FLAT_MNIST, *NETWORKS, *OURS, *PROTOCOLS]
 IN_TABLES = [row for rows in TABLE_ROWS.values() for row in rows]
@@ -64,7 +65,7 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 160
+    assert len(EXPECTED) == len(set(EXPECTED)) == 163
     assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES

@@ -21,6 +21,7 @@ from flatrock.evaluation.evaluate import evaluate
 from flatrock.recipes.build import build_job
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe, recipe_names
+from flatrock.recipes.train import train_recipe
 
 # Two steps leave BatchNorm's running statistics at their start and the model with one answer, which is never "best";
 # so where a best epoch is needed, there are more.
@@ -143,10 +144,14 @@ def test_robust_recipes_beat_standard_training_by_far(tmp_path: Path) -> None:
 
 @pytest.mark.local
 @pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("cifar10_") and "wrn" not in n])
-def test_two_steps_on_real_cifar10(name: str, run_folder: Path) -> None:
+def test_two_steps_on_real_cifar10(name: str, run_folder: Path, tmp_path: Path) -> None:
     if not (folder := os.environ.get("FLATROCK_TEST_DATA")):
         pytest.skip("set FLATROCK_TEST_DATA to the folder that holds CIFAR-10")
-    tiny = {"data.limit": 16, "train.batch_size": 8, "attack.steps": 2}
+    tiny: dict[str, Any] = {"data.limit": 16, "train.batch_size": 8, "attack.steps": 2}
+    if helper := load_recipe(name).objective.options.get("helper"):
+        small = {"data.limit": 16, "train.batch_size": 8, "train.max_steps": 1, "select.size": 10}
+        train_recipe(Path(helper).name, folder=tmp_path / "helper", data_dir=folder, device="cpu", **small)
+        tiny["objective.helper"] = str(tmp_path / "helper" / "last.safetensors")
     job = build_job(load_recipe(name, tiny), folder=run_folder, data_folder=Path(folder))
     for step, batch in enumerate(job.loader.epoch(0)):
         assert batch.x.shape == (8, 3, 32, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flatrock.recipes.build import build_job
 from flatrock.recipes.load import TABLES, library, load_recipe, recipe_names
 from flatrock.recipes.schema import Recipe
 
+HelperFor = Callable[..., dict[str, Any]]
 # Two steps of two samples with one attack step each: the whole machinery, little arithmetic.
 TINY = {
     "data.held_out": 2,
@@ -53,10 +55,12 @@ OF_TABLES = (
 QUICK = [n for n in FILE_DATA if n in OF_TABLES or (library()[n].parent != TABLES and "wrn34" not in n)]
 
 
-def tiny(name: str, folder: Path, **changes: Any) -> Recipe:
-    """The recipe cut down to two steps, with every method at work from the first and the file it asks for at hand."""
+def tiny(name: str, folder: Path, helper_for: HelperFor, **changes: Any) -> Recipe:
+    """The recipe cut down to two steps, with every method at work from the first and the files it asks for at hand."""
     recipe = load_recipe(name)
     keys = {**TINY, **changes}
+    small = NARROW if recipe.data.name == "cifar10" else {}
+    keys |= helper_for(recipe, **{**keys, **small})
     if recipe.attack.name == "gaussian":  # noise takes no steps
         keys.pop("attack.steps")
     if "awp" in [f.name for f in recipe.flatness]:
@@ -85,9 +89,9 @@ def check_two_steps(job: Job) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL_DATA)
-def test_small_recipes_train_and_stop_after_two_steps(name: str, run_folder: Path) -> None:
+def test_small_recipes_train_and_stop_after_two_steps(name: str, run_folder: Path, helper_for: HelperFor) -> None:
     changes = {"train.epochs": 3, "data.held_out": 20, "train.tensorboard": True}
-    recipe = tiny(name, run_folder, **changes)
+    recipe = tiny(name, run_folder, helper_for, **changes)
     run = train(build_job(recipe, folder=run_folder))
     assert run.status == "truncated"
     assert [r.step for r in run.records] == [2]
@@ -95,17 +99,19 @@ def test_small_recipes_train_and_stop_after_two_steps(name: str, run_folder: Pat
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_two_steps(name: str, made_up_data: list[tuple[str, str]], run_folder: Path) -> None:
+def test_two_steps(name: str, made_up_data: list[tuple[str, str]], run_folder: Path, helper_for: HelperFor) -> None:
     wide = load_recipe(name).model.name.startswith("wide_resnet")
-    recipe = tiny(name, run_folder, **(NARROW if wide else {}))
+    recipe = tiny(name, run_folder, helper_for, **(NARROW if wide else {}))
+    made_up_data.clear()  # of a helper's
     check_two_steps(build_job(recipe, folder=run_folder))
     assert made_up_data == [(recipe.data.name, "train")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILE_DATA)
-def test_whole_runs_end_with_their_files(name: str, made_up_data: list[tuple[str, str]], run_folder: Path) -> None:
-    job = build_job(tiny(name, run_folder), folder=run_folder)
+@pytest.mark.usefixtures("made_up_data")
+def test_whole_runs_end_with_their_files(name: str, run_folder: Path, helper_for: HelperFor) -> None:
+    job = build_job(tiny(name, run_folder, helper_for), folder=run_folder)
     before = weights(job)
     run = train(job)
     assert run.status == "truncated"
