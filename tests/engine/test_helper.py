@@ -144,9 +144,10 @@ def test_three_passes_are_one_when_compiled(hat: Callable[..., Job], monkeypatch
     monkeypatch.setattr(torch, "compile", lambda work, **options: work)
     plain, job = hat("a", flatness=[AWP]), hat("b", flatness=[AWP])
     job = replace(job, runner=Runner(job.model, Engine(compile=True), size=16))
-    got, expected = steps(job), steps(plain)
-    for one, other in zip(got, expected, strict=True):
-        assert one == pytest.approx(other, rel=1e-4)
+    got, expected = steps(job, 1), steps(plain, 1)  # later, rounding moves a pixel whose gradient is all but zero
+    assert got[0] == pytest.approx(expected[0], rel=1e-5)
+    for (name, a), b in zip(job.model.state_dict().items(), plain.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=name)
     assert job.runner._joints[3] is not None
     assert job.findings == {}
 
@@ -154,12 +155,13 @@ def test_three_passes_are_one_when_compiled(hat: Callable[..., Job], monkeypatch
 def test_fast_steps_are_near_the_reference(hat: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: bfloat16 passes, float16 copies of both networks (compiling apart)."""
     monkeypatch.setattr(torch, "compile", lambda work, **options: work)
-    expected, job = steps(hat("a", flatness=[AWP])), hat("b", flatness=[AWP])
+    keys: dict[str, Any] = {"flatness": [AWP], "optimizer__lr": 0.1}
+    expected, job = steps(hat("a", **keys)), hat("b", **keys)
     assert job.helper is not None
     engine = Engine(precision="bfloat16", compile=True, twin=True)
     helper = Helper(job.helper.network, reach=job.helper.reach, fast=True)
     got = steps(replace(job, runner=Runner(job.model, engine, size=16), helper=helper))
-    assert [one["total"] for one in got] == pytest.approx([one["total"] for one in expected], rel=0.05)
+    assert [one["total"] for one in got] == pytest.approx([one["total"] for one in expected], rel=0.02)
     assert helper.findings == {}
 
 
