@@ -21,6 +21,7 @@ from typing import Any
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, unsealed, write_atomic
 from flatrock.core.records import EpochRecord, Run
+from flatrock.engine.writer import Writer
 
 try:
     import fcntl
@@ -38,10 +39,11 @@ OWN_FILE = re.compile(
 
 
 class RunFolder:
-    """Paths and small files of one run."""
+    """Paths and small files of one run; `writer` stores what training leaves there."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writer: Writer | None = None) -> None:
         self.path = path
+        self.writer = writer or Writer(beside=False)
         self.recipe = path / "recipe.yaml"
         self.info = path / "run.json"
         self.metrics = path / "metrics.jsonl"

@@ -14,7 +14,6 @@ from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatErro
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import EpochRecord, Run, best_record
 from flatrock.core.rng import kept_global_rng, seed_layers
-from flatrock.core.tensorfile import save
 from flatrock.engine.average import averaged
 from flatrock.engine.checkpoint import model_tensors
 from flatrock.engine.events import EventLog
@@ -23,12 +22,14 @@ from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
 from flatrock.engine.step import train_step
 from flatrock.engine.watch import Watch
+from flatrock.engine.writer import Writer
 
 
 def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Run:
     """Train to the end of the recipe; a killed run continues bit-identically with resume=True (on the CPU)."""
     listener = progress or Silent()
-    folder = RunFolder(job.folder)
+    writer = Writer(beside=job.device.type == "cuda")
+    folder = RunFolder(job.folder, writer)
     if resume and overwrite:
         raise StateError("--resume and --overwrite exclude each other; choose one")
     if resume and not folder.in_use():
@@ -38,7 +39,7 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
         folder.check_resumable()
     else:
         folder.claim(overwrite=overwrite)
-    with folder.locked():
+    with folder.locked(), writer:
         return _train(job, folder, resume=resume, progress=listener)
 
 
@@ -58,6 +59,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
                 _end_epoch(job, folder, state, events)
         if total == job.epochs * steps and state.history[-1].collapsed:
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
+        folder.writer.wait()
     except TrainingError as error:
         folder.write_info(status="failed", reason=str(error))
         raise
@@ -112,10 +114,12 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
     state = restore_state(job, folder, progress)
     if state.history and state.step_in_epoch == 0:
         record = state.history[-1]
-        save(folder.last, model_tensors(job.model), _weights_meta(job, "last", record))
+        folder.writer.save(folder.last, model_tensors(job.model), _weights_meta(job, "last", record))
         if job.averaging is not None and record.robust is not None:
             with kept_global_rng(job.device), averaged(job, job.averaging, step=record.step - 1) as model:
-                save(folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record))
+                folder.writer.save(
+                    folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record)
+                )
     resumed = [*folder.resumptions(), dict(job.provenance)]
     folder.write_info(status="running", reason="", **_certificate(job), resumed=resumed)
     return state
@@ -215,8 +219,8 @@ def _end_average(job: Job, folder: RunFolder, state: TrainState, record: EpochRe
         average_best_epoch=record.epoch if improved else (best.epoch if best else None),
     )
     if improved:
-        save(folder.average_best, tensors, _weights_meta(job, "average-best", record))
-    save(folder.average_last, tensors, _weights_meta(job, "average-last", record))
+        folder.writer.save(folder.average_best, tensors, _weights_meta(job, "average-best", record))
+    folder.writer.save(folder.average_last, tensors, _weights_meta(job, "average-last", record))
     return record
 
 
@@ -255,12 +259,12 @@ def _store(job: Job, folder: RunFolder, state: TrainState, record: EpochRecord) 
     """Weights first, then the state that makes them count, then the line people read."""
     tensors = model_tensors(job.model)
     if record.best_epoch == record.epoch:
-        save(folder.best, tensors, _weights_meta(job, "best", record))
+        folder.writer.save(folder.best, tensors, _weights_meta(job, "best", record))
     if job.keep.wants(record.epoch):
-        save(folder.epoch(record.epoch), tensors, _weights_meta(job, "epoch", record))
-    save(folder.last, tensors, _weights_meta(job, "last", record))
+        folder.writer.save(folder.epoch(record.epoch), tensors, _weights_meta(job, "epoch", record))
+    folder.writer.save(folder.last, tensors, _weights_meta(job, "last", record))
     save_state(job, folder, state)
-    folder.append(record)
+    folder.writer.do(lambda: folder.append(record))
 
 
 def _weights_meta(job: Job, role: str, record: EpochRecord) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.progress import Progress
 from flatrock.core.records import EpochRecord
-from flatrock.core.tensorfile import load, save
+from flatrock.core.tensorfile import load
 from flatrock.engine.checkpoint import model_tensors, optimizer_tensors, put_model, put_optimizer
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.engine.job import Job
@@ -58,7 +58,8 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
         "optimizer": numbers,
         "history": [r.to_dict() for r in state.history],
     }
-    save(folder.state, tensors, meta, older=folder.older_state)
+    folder.writer.wait()  # states lie a chunk of training apart, not two
+    folder.writer.save(folder.state, tensors, meta, older=folder.older_state)
 
 
 def _flatness_tensors(job: Job) -> dict[str, Tensor]:

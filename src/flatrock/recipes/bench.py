@@ -91,7 +91,8 @@ def bench(
         memory: list[float | None] = [None] * len(recipes)
         if where.type == "cuda":
             listener.begin("each alone, for its memory", len(recipes))
-            memory = [_memory_alone(partial(make, recipe), where, listener) for recipe in recipes]
+            before = _free_memory(where)
+            memory = [_memory_alone(partial(make, recipe), where, before, listener) for recipe in recipes]
             listener.end()
         listener.begin("warming up", len(recipes))
         found = []
@@ -140,12 +141,12 @@ def _contestant(recipe: Recipe, *, folder: Path, data_folder: Path | None, devic
     return one
 
 
-def _memory_alone(make: Callable[[], _Contestant], device: torch.device, progress: Progress) -> float:
+def _memory_alone(make: Callable[[], _Contestant], device: torch.device, before: int, progress: Progress) -> float:
     """GiB of the GPU a recipe holds while it trains and nothing else does; compiled passes share memory if they can.
 
-    Counted after the first steps: choosing kernels takes memory once, and only whoever comes first pays it.
+    Over what was taken `before` any of them: what libraries take once, and keep, belongs to each as if it were the
+    first. Counted after the first steps: choosing kernels takes memory that is given back.
     """
-    before = _free_memory(device)
     one = make()
     _free_memory(device)
     one.run(2)

@@ -213,9 +213,10 @@ def _probe(
     """
     threat = build_threat(recipe)
     everything = torch.arange(len(selection))
-    x, y = selection.images(everything).to(device), selection.y.to(device)
     seen = fair_subset(train, len(selection))
-    x_train, y_train = seen.images(torch.arange(len(seen))).to(device), seen.y.to(device)
+    # Together: a half-precision copy takes longer to make than to ask.
+    x = torch.cat([selection.images(everything), seen.images(torch.arange(len(seen)))]).to(device)
+    y = torch.cat([selection.y, seen.y]).to(device)
     attacks = [recipe.select.attack]
     # A half-precision twin takes longer to make than the probe of a small network, not worth compiling, takes to run.
     precision = "auto" if fast else "full"
@@ -223,9 +224,11 @@ def _probe(
 
     def probe(model: nn.Module) -> ProbeOutcome:
         model.eval()
-        chosen = evaluate(model, x, y, threat, attacks=attacks, **options)
-        trained = evaluate(model, x_train, y_train, threat, attacks=attacks, **options)
-        classes = set() if chosen.predictions is None else set(chosen.predictions.tolist())
-        return ProbeOutcome(chosen.clean, chosen.robust, trained.robust, collapsed=len(classes) == 1 and len(x) > 1)
+        result = evaluate(model, x, y, threat, attacks=attacks, **options)
+        robust, trained = result.worst.double().tensor_split([len(selection)])
+        clean = result.flags["clean"][: len(selection)].double().mean()
+        classes = set() if result.predictions is None else set(result.predictions[: len(selection)].tolist())
+        collapsed = len(classes) == 1 and len(selection) > 1
+        return ProbeOutcome(float(clean), float(robust.mean()), float(trained.mean()), collapsed=collapsed)
 
     return probe

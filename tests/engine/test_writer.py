@@ -1,0 +1,142 @@
+"""Checkpoints stored by a thread beside training: the same files, in order, and no failure goes unheard."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatrock.core.errors import StateError, TrainingError
+from flatrock.core.tensorfile import load
+from flatrock.engine import loop
+from flatrock.engine.folder import RunFolder
+from flatrock.engine.job import Job
+from flatrock.engine.loop import train
+from flatrock.engine.writer import Writer
+
+MakeJob = Callable[..., Job]
+
+
+def test_it_stores_what_the_tensors_held_when_they_were_given(tmp_path: Path) -> None:
+    gate = threading.Event()
+    tensor = torch.arange(3.0)
+    with Writer(beside=True) as writer:
+        writer.do(lambda: assert_set(gate))
+        writer.save(tmp_path / "a.safetensors", {"t": tensor}, {"n": 1})
+        tensor.zero_()  # while nothing is stored yet
+        assert not (tmp_path / "a.safetensors").exists()
+        gate.set()
+        writer.wait()
+        tensors, meta = load(tmp_path / "a.safetensors")
+    assert (tensors["t"].tolist(), meta) == ([0.0, 1.0, 2.0], {"n": 1})
+
+
+def assert_set(gate: threading.Event) -> None:
+    assert gate.wait(30)
+
+
+def test_one_thread_keeps_the_order_and_without_it_nothing_is_put_off() -> None:
+    done: list[int] = []
+    with Writer(beside=True) as writer:
+        for i in range(50):
+            writer.do(partial(done.append, i))
+    assert done == list(range(50)), "the end waits"
+    here = Writer(beside=False)
+    here.do(lambda: done.append(threading.get_ident()))
+    assert done[-1] == threading.get_ident()
+
+
+def fail(text: str) -> None:
+    raise StateError(text)
+
+
+def test_after_a_failure_nothing_more_is_stored_and_it_is_told() -> None:
+    done: list[str] = []
+    gate = threading.Event()
+    writer = Writer(beside=True)
+    writer.do(lambda: assert_set(gate))
+    writer.do(partial(fail, "no space"))
+    writer.do(partial(done.append, "a state that counts on it"))
+    gate.set()
+    with pytest.raises(StateError, match="no space"):
+        writer.wait()
+    with pytest.raises(StateError, match="no space"):
+        writer.do(partial(done.append, "later"))
+    with pytest.raises(StateError, match="no space"), writer:
+        pass
+    assert done == []
+
+
+def test_an_error_of_training_is_not_hidden_by_one_of_the_disk() -> None:
+    with pytest.raises(TrainingError, match="training"), Writer(beside=True) as writer:
+        writer.do(partial(fail, "no space"))
+        raise TrainingError("training")
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training on the CPU with the thread that trainings on a GPU have."""
+    monkeypatch.setattr(loop, "Writer", lambda *, beside: Writer(beside=True))
+
+
+def content(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"lines": [r.to_dict() for r in RunFolder(folder).records()]}
+    for line in found["lines"]:
+        del line["seconds"], line["images_per_second"]
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors, meta = load(file)
+        found[file.name] = {k: v.tolist() for k, v in tensors.items()}, meta["role"], meta.get("epoch")
+    return found
+
+
+def test_the_files_of_a_run_are_those_of_one_without_the_thread(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swa = [{"name": "swa", "decay": 0.9}]
+    options = {"train__save_seconds": 1e-9, "train__keep": {"every": 1}, "flatness": swa}
+    train(make_job(tmp_path / "plain", **options))
+    monkeypatch.setattr(loop, "Writer", lambda *, beside: Writer(beside=True))
+    train(make_job(tmp_path / "thread", **options))
+    plain, thread = content(tmp_path / "plain"), content(tmp_path / "thread")
+    assert plain.keys() == thread.keys()
+    assert plain.keys() >= {
+        "best.safetensors",
+        "last.safetensors",
+        "state.older.safetensors",
+        "average-last.safetensors",
+    }
+    assert plain == thread
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_full_disk_ends_training_and_leaves_the_last_state(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of the second epoch cannot be stored: neither is the state that counts on them, nor its line."""
+    synced, real = [0], os.fsync
+
+    def full(handle: int) -> None:
+        name = Path(f"/proc/self/fd/{handle}").readlink().name
+        if ".last.safetensors" in name:
+            synced[0] += 1
+            if synced[0] == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StateError, match="No space left"):
+        train(make_job(tmp_path / "run"))
+    folder = RunFolder(tmp_path / "run")
+    assert load(folder.state)[1]["epoch"] == 1
+    assert len(folder.records()) == 1
+    monkeypatch.setattr(os, "fsync", real)
+    again = train(make_job(tmp_path / "run"), resume=True)
+    whole = train(make_job(tmp_path / "whole"))
+    assert [r.terms for r in again.records] == [r.terms for r in whole.records]
