@@ -14,11 +14,12 @@ from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.records import Result
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
+from flatrock.data.split import fair_subset, held_out_split
 from flatrock.engine.loop import train
 from flatrock.engine.step import train_step
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.evaluation.evaluate import evaluate
-from flatrock.recipes.build import build_job
+from flatrock.recipes.build import build_job, build_threat
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.train import train_recipe
@@ -124,7 +125,24 @@ def test_probes_of_compiled_runs_may_craft_in_half_precision(
     recipe = load_recipe("digits_at", {"engine.compile": compiled, "data.limit": 200})
     job = build_job(recipe, folder=tmp_path / "run")
     assert 0 <= job.probe(job.model).robust <= 1
-    assert asked == [precision, precision], "held-out and training samples"
+    assert asked == [precision]
+
+
+def test_a_probe_tells_held_out_and_training_images_apart(tmp_path: Path) -> None:
+    recipe = load_recipe("digits_at", {"train.epochs": 8, "data.limit": 300})
+    job = build_job(recipe, folder=tmp_path / "run")
+    train(job)
+    told = job.probe(job.model)
+    split = held_out_split(load_data("digits", "train"), size=recipe.data.held_out)
+    seen = fair_subset(fair_subset(split.train, 300), len(split.held_out))
+    alone = []
+    for some in (split.held_out, seen):
+        x = some.images(torch.arange(len(some)))
+        alone.append(evaluate(job.model, x, some.y, build_threat(recipe), attacks=[recipe.select.attack], seed=0))
+    assert (told.clean, told.robust) == (alone[0].clean, alone[0].robust)
+    assert told.train_robust == pytest.approx(alone[1].robust, abs=0.03), "the attack starts elsewhere"
+    assert told.train_robust != told.robust
+    assert 0.2 < told.robust < told.clean < 1
 
 
 @pytest.mark.slow
