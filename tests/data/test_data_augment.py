@@ -11,15 +11,19 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
 from flatrock.data.augment import (
     Augmentation,
+    crop_shift,
     cutout,
     mixup,
     random_brightness,
     random_crop,
+    random_erasing,
     random_flip,
     random_rotation,
 )
 
-EVERYTHING = Augmentation(crop=3, crop_fill="reflect", flip=True, cutout=3, rotation=20.0, brightness=0.2)
+EVERYTHING = Augmentation(
+    crop=3, crop_fill="reflect", flip=True, cutout=3, rotation=20.0, brightness=0.2, shift=3, erase=0.5
+)
 
 
 def _images(n: int, *, height: int = 9, width: int = 7) -> Tensor:
@@ -36,6 +40,8 @@ def _images(n: int, *, height: int = 9, width: int = 7) -> Tensor:
         Augmentation(cutout=4),
         Augmentation(rotation=15),
         Augmentation(brightness=0.3),
+        Augmentation(shift=5),
+        Augmentation(erase=0.9),
         EVERYTHING,
     ],
     ids=str,
@@ -86,6 +92,72 @@ def test_crop_checks_its_options() -> None:
         random_crop(_images(2), gen, padding=1, fill="edge")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="reflect padding must be smaller than the 9x7 images, got 7"):
         random_crop(_images(2), gen, padding=7, fill="reflect")
+
+
+def _all_shifts(image: Tensor, lines: int) -> dict[tuple[int, ...], tuple[Tensor, float]]:
+    """Every outcome by hand, loop by loop, with its probability."""
+    height, width = image.shape[1:]
+    found = {}
+    for off in range(lines + 1):
+        for rows_off in range(off + 1):
+            columns_off = off - rows_off
+            ways = [(t, b) for t in range(rows_off + 1) for b in range(rows_off + 1)]
+            across = [(t, b) for t in range(columns_off + 1) for b in range(columns_off + 1)]
+            chance = 1 / (lines + 1) / (off + 1) / len(ways) / len(across)
+            high, wide = height - rows_off, width - columns_off
+            for top, to_row in ways:
+                for left, to_column in across:
+                    new = torch.zeros_like(image)
+                    old = image[:, top : top + high, left : left + wide]
+                    new[:, to_row : to_row + high, to_column : to_column + wide] = old
+                    found[rows_off, columns_off, top, to_row, left, to_column] = new, chance
+    return found
+
+
+def test_a_shifted_crop_is_one_of_the_outcomes_with_its_probability() -> None:
+    n, lines = 20_000, 2
+    image = _images(1)[0] + 0.1
+    out = crop_shift(image.expand(n, -1, -1, -1), Seed(0).samples(torch.arange(n)), lines=lines)
+    outcomes = _all_shifts(image, lines)
+    hit = torch.stack([(out == new).flatten(1).all(1) for new, _ in outcomes.values()], 1)
+    assert bool((hit.sum(1) == 1).all())
+    counts = hit.sum(0).double()
+    expected = n * torch.tensor([chance for _, chance in outcomes.values()], dtype=torch.float64)
+    assert float(expected.sum()) == pytest.approx(n)
+    # 43 outcomes, 42 degrees of freedom: above 77 once in a thousand for a fair draw; the draw here is fixed.
+    assert len(outcomes) == 43
+    assert float(((counts - expected) ** 2 / expected).sum()) < 77
+    with pytest.raises(ConfigError, match="shift must leave something of the 9x7 images, got 7 lines"):
+        crop_shift(_images(2), Seed(0).samples(torch.arange(2)), lines=7)
+
+
+def test_a_rectangle_of_some_samples_is_erased() -> None:
+    n = 4000
+    x = torch.full((n, 2, 32, 24), 2.0)
+    out = random_erasing(x, Seed(0).samples(torch.arange(n)), share=0.6)
+    hole = out[:, 0] != 2
+    assert torch.equal(hole, out[:, 1] != 2)
+    hit = hole.flatten(1).any(1)
+    assert abs(int(hit.sum()) - 0.6 * n) < 4 * math.sqrt(n * 0.6 * 0.4)
+    rows, columns = hole[hit].any(2).sum(1), hole[hit].any(1).sum(1)
+    assert torch.equal(rows * columns, hole[hit].flatten(1).sum(1)), "a full rectangle"
+    area = (rows * columns).double() / (32 * 24)
+    # Sides are whole numbers and end at the edge of the image.
+    assert 0.01 < float(area.min()) < 0.03
+    assert 0.31 < float(area.max()) < 0.36
+    free = (rows < 32) & (columns < 24)
+    assert 0.165 < float(area[free].mean()) < 0.18
+    ratio = (rows.double() / columns).log()[free]
+    assert abs(float(ratio.mean())) < 0.05
+    assert float(ratio.abs().max()) < math.log(1 / 0.3) + 0.3
+    noise = out[out != 2]
+    assert 0 <= float(noise.min()) < 0.01
+    assert 0.99 < float(noise.max()) < 1
+    assert float(noise.mean()) == pytest.approx(0.5, abs=0.01)
+    everywhere = hole.double().mean(0)
+    assert float(everywhere.min()) > 0, "corners too"
+    assert float((everywhere - everywhere.flip(0, 1)).abs().max()) < 0.03
+    assert float((out[:, 0] == out[:, 1])[hole].double().mean()) < 0.01, "noise of every channel for itself"
 
 
 def test_flip_mirrors_half_of_the_samples() -> None:

@@ -141,6 +141,8 @@ def test_model_must_fit_the_data() -> None:
     assert "got 100, but 'cifar10' has 10 classes" in only_fault("cifar10_at_linf", "model.num_classes=100")
     assert "takes 1 channel" in only_fault("digits_at", "model.normalize=cifar10")
     assert "holds points, not images" in only_fault("moons_at", "data.augment.flip=true")
+    assert "32 lines less leave nothing of 32 pixels" in only_fault("cifar10_short_at", "data.augment.shift=32")
+    assert load_recipe("cifar10_short_at", ["data.augment.shift=31"]).data.augment.shift == 31
     found = only_fault("digits_at", "data.name=folder")
     assert "model.num_classes: needed with data 'folder'" in found
 

@@ -22,6 +22,8 @@ from flatrock.core.threat import rows
 Fill = Literal["zero", "reflect"]
 # How torch's padding calls them.
 FILLS = {"zero": "constant", "reflect": "reflect"}
+# Least and largest share of an image that is erased.
+ERASED = (0.02, 0.33)
 
 
 def random_crop(x: Tensor, gen: SampleGen, *, padding: int, fill: Fill = "zero") -> Tensor:
@@ -40,6 +42,33 @@ def random_crop(x: Tensor, gen: SampleGen, *, padding: int, fill: Fill = "zero")
     return padded[sample[:, None, None, None], channel[:, None, None], row[:, None, :, None], column[:, None, None, :]]
 
 
+def crop_shift(x: Tensor, gen: SampleGen, *, lines: int) -> Tensor:
+    """Cut 0 to `lines` rows and columns off the edges, and put what is left anywhere in a black image of the old size.
+
+    How many lines, how many of them rows, how many from which edge, and where the rest goes: all are equally likely
+    (Li & Spratling 2023).
+    """
+    n, channels, height, width = x.shape
+    if lines >= min(height, width):
+        raise ConfigError(f"shift must leave something of the {height}x{width} images, got {lines} lines")
+    u = _uniform(x, gen, 6)
+    off = _below(u[:, 0], lines + 1)
+    rows_off = _below(u[:, 1], off + 1)
+    row, row_there = _shifted(height, rows_off, u[:, 2:4])
+    column, column_there = _shifted(width, off - rows_off, u[:, 4:6])
+    sample = torch.arange(n, device=x.device)
+    channel = torch.arange(channels, device=x.device)
+    moved = x[sample[:, None, None, None], channel[:, None, None], row[:, None, :, None], column[:, None, None, :]]
+    return moved * (row_there[:, None, :, None] & column_there[:, None, None, :])
+
+
+def _shifted(size: int, off: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """For each line of the new image the line of the old one that is put there, and whether there is one."""
+    start, to = _below(u[:, 0], off + 1)[:, None], _below(u[:, 1], off + 1)[:, None]
+    place = torch.arange(size, device=u.device) - to
+    return (place + start).clamp(0, size - 1), (place >= 0) & (place < size - off[:, None])
+
+
 def random_flip(x: Tensor, gen: SampleGen) -> Tensor:
     """Mirror left and right with probability 1/2."""
     return torch.where(rows(_uniform(x, gen, 1)[:, 0] < 0.5, x), x.flip(-1), x)
@@ -55,6 +84,25 @@ def cutout(x: Tensor, gen: SampleGen, *, length: int) -> Tensor:
     column = torch.arange(width, device=x.device) - left[:, None]
     inside_rows, inside_columns = (row >= 0) & (row < length), (column >= 0) & (column < length)
     return x.masked_fill(inside_rows[:, None, :, None] & inside_columns[:, None, None, :], 0.0)
+
+
+def random_erasing(x: Tensor, gen: SampleGen, *, share: float) -> Tensor:
+    """With probability `share` fill a rectangle with noise of U[0, 1) (Zhong et al. 2020).
+
+    It has 2 to 33 % of the area (as far as it fits), sides in a ratio of 0.3 to 3.3 (its logarithm is uniform), and
+    lies fully inside, everywhere with the same probability.
+    """
+    height, width = x.shape[-2:]
+    u = _uniform(x, gen.child("where"), 5)
+    area = height * width * (ERASED[0] + (ERASED[1] - ERASED[0]) * u[:, 1])
+    ratio = torch.exp((2 * u[:, 2] - 1) * math.log(1 / 0.3))
+    sides = (area * ratio).sqrt().round().clamp(1, height), (area / ratio).sqrt().round().clamp(1, width)
+    inside = []
+    for size, side, place in zip((height, width), sides, (u[:, 3], u[:, 4]), strict=True):
+        line = torch.arange(size, device=x.device) - _below(place, size - side + 1)[:, None]
+        inside.append((line >= 0) & (line < side[:, None]))
+    hit = inside[0][:, None, :, None] & inside[1][:, None, None, :] & rows(u[:, 0] < share, x)
+    return torch.where(hit, gen.child("noise").uniform(x), x)
 
 
 def random_rotation(x: Tensor, gen: SampleGen, *, degrees: float) -> Tensor:
@@ -88,7 +136,7 @@ def mixup(x: Tensor, y_onehot: Tensor, seed: Seed, *, alpha: float) -> tuple[Ten
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Which changes are made, in this order: crop, flip, rotation, brightness, cutout. Zero or False is none."""
+    """Which changes are made: crop, shift, flip, rotation, brightness, cutout, erase, in this order. Zero is none."""
 
     crop: int = 0
     crop_fill: Fill = "zero"
@@ -96,9 +144,12 @@ class Augmentation:
     cutout: int = 0
     rotation: float = 0.0
     brightness: float = 0.0
+    shift: int = 0
+    erase: float = 0.0
 
     def __post_init__(self) -> None:
-        limits = {"crop": math.inf, "cutout": math.inf, "rotation": 180.0, "brightness": 1.0}
+        limits = {"rotation": 180.0, "brightness": 1.0, "erase": 1.0}
+        limits |= dict.fromkeys(("crop", "shift", "cutout"), math.inf)
         faults = [
             f"{name} must lie in 0..{limit:g}, got {getattr(self, name)!r}"
             for name, limit in limits.items()
@@ -117,6 +168,8 @@ class Augmentation:
             raise ConfigError(f"augmentation needs images [n, C, H, W], got shape {tuple(x.shape)}; switch it off")
         if self.crop:
             x = random_crop(x, gen.child("crop"), padding=self.crop, fill=self.crop_fill)
+        if self.shift:
+            x = crop_shift(x, gen.child("shift"), lines=self.shift)
         if self.flip:
             x = random_flip(x, gen.child("flip"))
         if self.rotation:
@@ -125,6 +178,8 @@ class Augmentation:
             x = random_brightness(x, gen.child("brightness"), strength=self.brightness)
         if self.cutout:
             x = cutout(x, gen.child("cutout"), length=self.cutout)
+        if self.erase:
+            x = random_erasing(x, gen.child("erase"), share=self.erase)
         return x
 
 
@@ -136,4 +191,9 @@ def _uniform(x: Tensor, gen: SampleGen, count: int) -> Tensor:
 def _integers(x: Tensor, gen: SampleGen, limits: list[int]) -> list[Tensor]:
     """For each limit k, one integer of 0..k-1 per sample."""
     u = _uniform(x, gen, len(limits))
-    return [(u[:, i] * limit).long() for i, limit in enumerate(limits)]
+    return [_below(u[:, i], limit) for i, limit in enumerate(limits)]
+
+
+def _below(u: Tensor, limit: int | Tensor) -> Tensor:
+    """An integer of 0..limit-1 for each number of U[0, 1)."""
+    return (u * limit).long()

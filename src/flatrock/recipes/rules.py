@@ -252,6 +252,8 @@ def _pictures(draft: Draft) -> None:
         draft.note(f"data.augment.crop: reflect padding of {augment.crop} needs images larger than {side} pixels")
     elif augment.cutout > side:
         draft.note(f"data.augment.cutout: a square of {augment.cutout} does not fit {side} pixels")
+    elif augment.shift and augment.shift >= side:
+        draft.note(f"data.augment.shift: {augment.shift} lines less leave nothing of {side} pixels")
     if threat is not None and threat.eps > math.sqrt(math.prod(shape)):
         draft.note(f"threat.eps: {threat.eps:g} exceeds the diameter of the input box; write {threat.eps:g}/255?")
 

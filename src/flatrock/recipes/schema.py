@@ -79,6 +79,8 @@ class Augment(Section):
     rotation: Annotated[Number, Field(ge=0, le=180)] = 0.0
     brightness: Annotated[Number, Field(ge=0, le=1)] = 0.0
     mixup: Annotated[Number, Field(ge=0)] = 0.0
+    shift: Annotated[Whole, Field(ge=0)] = 0
+    erase: Annotated[Number, Field(ge=0, le=1)] = 0.0
 
 
 class Extra(Section):
@@ -231,5 +233,9 @@ class Recipe(Section):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep", *(() if self.train.clean_tick else ("clean_tick",))):
             keys["train"].pop(free)
+        # Choices that came later: runs from before are those without.
+        for later in ("shift", "erase"):
+            if not keys["data"]["augment"][later]:
+                keys["data"]["augment"].pop(later)
         keys["objective"].pop("helper", None)  # where it lies; a run's state knows its weights
         return keys
