@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 import torch
 
+from flatrock.core import tensorfile
 from flatrock.core.errors import StateError, TrainingError
+from flatrock.core.progress import Silent
 from flatrock.core.tensorfile import load
 from flatrock.engine import loop
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
 from flatrock.engine.writer import Writer
+from flatrock.recipes.build import build_job
+from flatrock.recipes.load import load_recipe
 
 MakeJob = Callable[..., Job]
 
@@ -80,10 +84,22 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_disk() -> None:
         raise TrainingError("training")
 
 
+def test_an_error_of_the_disk_is_told_beside_one_of_training() -> None:
+    told: list[str] = []
+    with pytest.raises(TrainingError, match="training"), Writer(beside=True, say=told.append) as writer:
+        writer.do(partial(fail, "no space"))
+        raise TrainingError("training")
+    assert told == ["since the last checkpoint nothing was stored: no space"]
+    with pytest.raises(StateError, match="no space"), Writer(beside=True, say=told.append) as writer:
+        writer.do(partial(fail, "no space"))
+        writer.wait()
+    assert len(told) == 1, "not twice"
+
+
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training on the CPU with the thread that trainings on a GPU have."""
-    monkeypatch.setattr(loop, "Writer", lambda *, beside: Writer(beside=True))
+    monkeypatch.setattr(loop, "Writer", lambda *, beside, say: Writer(beside=True, say=say))
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -102,7 +118,7 @@ def test_the_files_of_a_run_are_those_of_one_without_the_thread(
     swa = [{"name": "swa", "decay": 0.9}]
     options = {"train__save_seconds": 1e-9, "train__keep": {"every": 1}, "flatness": swa}
     train(make_job(tmp_path / "plain", **options))
-    monkeypatch.setattr(loop, "Writer", lambda *, beside: Writer(beside=True))
+    monkeypatch.setattr(loop, "Writer", lambda *, beside, say: Writer(beside=True, say=say))
     train(make_job(tmp_path / "thread", **options))
     plain, thread = content(tmp_path / "plain"), content(tmp_path / "thread")
     assert plain.keys() == thread.keys()
@@ -113,6 +129,69 @@ def test_the_files_of_a_run_are_those_of_one_without_the_thread(
         "average-last.safetensors",
     }
     assert plain == thread
+
+
+def test_training_does_not_wait_for_the_disk(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first epoch is not stored before the last step of the second has run, and the lock outlives the thread."""
+    stepped, locked = threading.Event(), []
+    real = tensorfile.save
+
+    def slow(path: Path, *args: Any, **options: Any) -> None:
+        if path.name != "state.safetensors" or path.exists():  # all but the first state
+            assert_set(stepped)
+        locked.append((path.parent / ".lock").exists())
+        real(path, *args, **options)
+
+    class Listener(Silent):
+        steps = 0
+
+        def advance(self, units: int, note: str = "") -> None:
+            self.steps += units
+            if self.steps == 2 * len(job.loader):
+                stepped.set()
+
+    monkeypatch.setattr("flatrock.engine.writer.save", slow)
+    monkeypatch.setattr(loop, "Writer", lambda *, beside, say: Writer(beside=True, say=say))
+    job = make_job(tmp_path / "run", train__epochs=2)
+    train(job, progress=Listener())
+    assert len(locked) >= 5
+    assert all(locked)
+    assert len(RunFolder(tmp_path / "run").records()) == 2
+
+
+@pytest.mark.usefixtures("beside")
+def test_nothing_is_trained_into_a_folder_that_takes_nothing(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int) -> None:
+        if ".state.safetensors" in Path(f"/proc/self/fd/{handle}").readlink().name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(loop, "train_step", lambda *_, **__: pytest.fail("a step was made"))
+    with pytest.raises(StateError, match="No space left"):
+        train(make_job(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_only_a_gpu_has_the_thread(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    asked: list[bool] = []
+
+    def noted(*, beside: bool, say: Any) -> Writer:
+        asked.append(beside)
+        return Writer(beside=beside, say=say)
+
+    monkeypatch.setattr(loop, "Writer", noted)
+    job = make_job(tmp_path / "run", train__epochs=1)
+    if device == "cuda":
+        recipe = load_recipe("digits_at", {"train.epochs": 1, "data.limit": 300})
+        job = build_job(recipe, folder=tmp_path / "gpu", device=device)
+    train(job)
+    assert asked == [device == "cuda"]
 
 
 @pytest.mark.usefixtures("beside")

@@ -20,7 +20,7 @@ from flatrock.recipes.cost import estimate
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
-from flatrock.recipes.results import collect_run
+from flatrock.recipes.results import _other_helper, collect_run
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
 
@@ -177,13 +177,35 @@ def test_a_trained_run_needs_its_helper_no_more(standard: Path, tmp_path: Path) 
     assert 0 <= evaluate_run(run, attacks=["fgsm"], which="last").robust <= 1
     row = collect_run(run.folder)
     assert row.provenance["helper"]["recipe"] == "digits_standard"
-    assert not any("helper" in change for change in row.changes)
+    assert not any(str(tmp_path) in change for change in row.changes), "where it lay is no change"
     with pytest.raises(StateError, match="there is no run folder or checkpoint"):
         train_recipe(hat(helper), folder=tmp_path / "run", device="cpu", resume=True)
 
 
+def test_a_helper_chosen_on_the_test_set_is_refused(tmp_path: Path) -> None:
+    helper = tmp_path / "digits_standard"
+    train_recipe("digits_standard", folder=helper, device="cpu", **{**SMALL, "select.data": "test"})
+    assert "was chosen on the test set, and so would be every number that follows" in fault(helper, tmp_path)
+
+
+def test_results_tell_of_a_helper_the_library_does_not_name(standard: Path, tmp_path: Path) -> None:
+    other = tmp_path / "else" / "digits_standard"
+    train_recipe("digits_standard", folder=other, device="cpu", **SMALL)
+    for helper in (standard, other):
+        folder = tmp_path / helper.parent.name
+        train_recipe(hat(helper), folder=folder / "run", device="cpu")
+        told = [c for c in collect_run(folder / "run").changes if c.startswith("objective.helper")]
+        (text,) = told  # trained with fewer samples than the library says
+        assert text.endswith("instead of 'digits_standard'")
+    whole = load_recipe("digits_hat")
+    named = {"recipe": "digits_standard", "recipe_hash": recipe_hash(load_recipe("digits_standard"))}
+    assert _other_helper(whole, named) == []
+    assert _other_helper(whole, {**named, "recipe": "digits_at"}) != []
+    assert _other_helper(whole, None) == []
+
+
 def test_the_library_names_helpers_that_can_be_trained() -> None:
-    for name in ("digits_hat", "cifar10_short_hat", "cifar10_short_hat_awp"):
+    for name in ("digits_hat", "cifar10_short_hat", "cifar10_short_hat_awp", "cifar10_flagship"):
         recipe = load_recipe(name)
         named = Path(recipe.objective.options["helper"])
         helper = load_recipe(named.name)

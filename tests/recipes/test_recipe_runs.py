@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.records import Result
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset, held_out_split
+from flatrock.engine.job import ProbeOutcome
 from flatrock.engine.loop import train
 from flatrock.engine.step import train_step
 from flatrock.evaluation.checks import TEST_SELECTED
@@ -22,6 +24,7 @@ from flatrock.evaluation.evaluate import evaluate
 from flatrock.recipes.build import build_job, build_threat
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe, recipe_names
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.train import train_recipe
 
 # Two steps leave BatchNorm's running statistics at their start and the model with one answer, which is never "best";
@@ -126,6 +129,30 @@ def test_probes_of_compiled_runs_may_craft_in_half_precision(
     job = build_job(recipe, folder=tmp_path / "run")
     assert 0 <= job.probe(job.model).robust <= 1
     assert asked == [precision]
+
+
+@pytest.mark.parametrize(("held_out", "seen", "collapsed"), [(3, 4, True), (None, 4, False)])
+def test_one_class_for_all_held_out_images_is_a_collapse(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held_out: int | None, seen: int, collapsed: bool
+) -> None:
+    """Whatever it says of images it was trained on."""
+
+    def said(model: nn.Module, x: Tensor, y: Tensor, *_: Any, **__: Any) -> Result:
+        half = len(x) // 2
+        first = torch.full((half,), held_out) if held_out is not None else torch.arange(half) % 10
+        flags = {"clean": torch.ones(len(x), dtype=torch.bool), "pgd-10": torch.arange(len(x)) < half // 2}
+        return Result(threat={}, flags=flags, predictions=torch.cat([first, torch.full((len(x) - half,), seen)]))
+
+    monkeypatch.setattr("flatrock.recipes.build.evaluate", said)
+    job = build_job(load_recipe("digits_at", {"data.limit": 300}), folder=tmp_path / "run")
+    assert job.probe(job.model) == ProbeOutcome(1.0, 0.5, 0.0, collapsed=collapsed)
+
+
+@pytest.mark.parametrize("key", ["shift", "erase"])
+def test_later_choices_of_augmentation_are_in_the_hash_where_they_are_made(key: str) -> None:
+    plain = recipe_hash(load_recipe("cifar10_short_at"))
+    assert recipe_hash(load_recipe("cifar10_short_at", {f"data.augment.{key}": 0})) == plain
+    assert recipe_hash(load_recipe("cifar10_short_at", {f"data.augment.{key}": 1})) != plain
 
 
 def test_a_probe_tells_held_out_and_training_images_apart(tmp_path: Path) -> None:

@@ -98,6 +98,12 @@ def test_rows_of_the_short_protocol_differ_in_their_method_only(name: str) -> No
     assert (ours["train"]["epochs"], ours["schedule"]["name"], ours["select"]["every"]) == (30, "one_cycle", 3)
 
 
+def test_awp_acts_in_the_second_half_of_the_flagship() -> None:
+    recipe = load_recipe("cifar10_flagship")
+    (awp,) = (f for f in recipe.flatness if f.name == "awp")
+    assert awp.options["warmup"] == recipe.train.epochs // 2 + 1
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_the_full_protocol_has_the_published_shape(name: str) -> None:
     recipe, published = load_recipe(name), load_recipe("cifar10_at_linf")

@@ -45,8 +45,8 @@ def random_crop(x: Tensor, gen: SampleGen, *, padding: int, fill: Fill = "zero")
 def crop_shift(x: Tensor, gen: SampleGen, *, lines: int) -> Tensor:
     """Cut 0 to `lines` rows and columns off the edges, and put what is left anywhere in a black image of the old size.
 
-    How many lines, how many of them rows, how many from which edge, and where the rest goes: all are equally likely
-    (Li & Spratling 2023).
+    How many lines, how many of them rows, how many from which edge, and where the rest goes is drawn one after the
+    other, each time uniformly from what is possible (Li & Spratling 2023).
     """
     n, channels, height, width = x.shape
     if lines >= min(height, width):

@@ -145,27 +145,28 @@ class RunFolder:
         except StateError:
             return []
 
-    def append(self, record: EpochRecord) -> None:
-        """Add one epoch to metrics.jsonl."""
+    def append(self, record: EpochRecord, owner: str) -> None:
+        """Add one epoch of the run of this recipe hash to metrics.jsonl."""
         try:
             with self.metrics.open("a") as f:
-                f.write(sealed_line(record.to_dict(), self._owner()) + "\n")
+                f.write(sealed_line(record.to_dict(), owner) + "\n")
         except OSError as error:
             raise StateError(f"could not write {self.metrics}: {error.strerror}; free space, then --resume") from error
 
     def rewrite(self, records: Sequence[EpochRecord]) -> None:
         """Make metrics.jsonl hold exactly these records."""
-        lines = [sealed_line(r.to_dict(), self._owner()) + "\n" for r in records]
+        lines = [sealed_line(r.to_dict(), self.owner()) + "\n" for r in records]
         write_atomic(self.metrics, "".join(lines).encode())
 
-    def _owner(self) -> str:
+    def owner(self) -> str:
+        """The recipe hash lines of metrics.jsonl are sealed with."""
         return str(self.read_info()["recipe_hash"])
 
     def records(self) -> list[EpochRecord]:
         """The epochs on disk, in order; StateError if a line was damaged, lost or of another run."""
         if not self.metrics.exists():
             return []
-        owner = self._owner()
+        owner = self.owner()
         try:
             lines = self.metrics.read_text().splitlines()
         except (UnicodeDecodeError, OSError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from flatrock.engine.writer import Writer
 def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Run:
     """Train to the end of the recipe; a killed run continues bit-identically with resume=True (on the CPU)."""
     listener = progress or Silent()
-    writer = Writer(beside=job.device.type == "cuda")
+    writer = Writer(beside=job.device.type == "cuda", say=listener.say)
     folder = RunFolder(job.folder, writer)
     if resume and overwrite:
         raise StateError("--resume and --overwrite exclude each other; choose one")
@@ -103,6 +104,7 @@ def _fresh(job: Job, folder: RunFolder) -> TrainState:
     state = TrainState()
     folder.write_info(status="running", reason="", **_certificate(job), provenance=dict(job.provenance))
     save_state(job, folder, state)
+    folder.writer.wait()  # a folder nothing can be stored in is found out before anything is trained
     return state
 
 
@@ -152,6 +154,7 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
         if _spent(job, state):
             break
         if time.monotonic() - saved > job.save_seconds:
+            folder.writer.wait()
             save_state(job, folder, state)
             saved = time.monotonic()
     _tell(job, folder, progress)
@@ -186,6 +189,7 @@ def _note(job: Job, state: TrainState) -> str:
 def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog) -> None:
     """Probe, record and store a finished epoch."""
     check_finite(model_tensors(job.model))
+    folder.writer.wait()  # for the epoch before: a run that is killed has lost one, not two
     epoch = state.epoch + 1
     final = epoch == job.epochs or _spent(job, state)
     outcome = _probed(job, job.model) if final or epoch % job.probe_every == 0 else None
@@ -264,7 +268,7 @@ def _store(job: Job, folder: RunFolder, state: TrainState, record: EpochRecord) 
         folder.writer.save(folder.epoch(record.epoch), tensors, _weights_meta(job, "epoch", record))
     folder.writer.save(folder.last, tensors, _weights_meta(job, "last", record))
     save_state(job, folder, state)
-    folder.writer.do(lambda: folder.append(record))
+    folder.writer.do(partial(folder.append, record, folder.owner()))
 
 
 def _weights_meta(job: Job, role: str, record: EpochRecord) -> dict[str, Any]:

@@ -58,7 +58,6 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
         "optimizer": numbers,
         "history": [r.to_dict() for r in state.history],
     }
-    folder.writer.wait()  # states lie a chunk of training apart, not two
     folder.writer.save(folder.state, tensors, meta, older=folder.older_state)
 
 

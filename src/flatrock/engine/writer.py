@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,11 +18,12 @@ class Writer:
 
     `beside` training: digests and disks take longer than many steps, so a thread does it, with what the tensors hold
     when they are given. After something failed nothing more is stored: what comes later counts on what came before.
-    The next call raises what failed, and so does the end.
+    The next call raises what failed; if something else has ended training by then, `say` tells.
     """
 
-    def __init__(self, *, beside: bool) -> None:
+    def __init__(self, *, beside: bool, say: Callable[[str], None] | None = None) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoints") if beside else None
+        self._say = say
         self._last: Future[None] | None = None
         self._error: Exception | None = None
 
@@ -67,12 +67,9 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish what was begun; an error from inside is not hidden by one of a disk."""
-        try:
-            if error is None:
-                self.wait()
-            else:
-                with suppress(Exception):
-                    self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
+        if self._thread is not None:
+            self._thread.shutdown()
+        if error is None:
+            self._check()
+        elif self._error is not None and self._error is not error and self._say is not None:
+            self._say(f"since the last checkpoint nothing was stored: {self._error}")

@@ -75,8 +75,7 @@ def _outer(recipe: Recipe, inner: int) -> int:
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     methods = build_flatness(recipe).values()
     needed = {name for m in methods for name in m.needs} - set(objective.passes)
-    attack = build_attack(recipe)
-    points = attack.points if isinstance(attack, PathAttack) else 1
+    points = _points(recipe)
     once = points * len(objective.passes)
     optimizer = build_optimizer(recipe.optimizer, nn.Linear(1, 1, device="meta"), Seed(0))
     loops = int(getattr(optimizer, "inner_loops", 1))
@@ -86,9 +85,13 @@ def _outer(recipe: Recipe, inner: int) -> int:
 def _helped(recipe: Recipe) -> int:
     """Forward passes of a helper per step, without gradients, counted as if it were the network that is trained."""
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
+    return _points(recipe) if "helper" in objective.passes else 0
+
+
+def _points(recipe: Recipe) -> int:
+    """Adversarial inputs of one sample that a step trains on."""
     attack = build_attack(recipe)
-    points = attack.points if isinstance(attack, PathAttack) else 1
-    return points if "helper" in objective.passes else 0
+    return attack.points if isinstance(attack, PathAttack) else 1
 
 
 def _samples(recipe: Recipe) -> int | None:

@@ -30,15 +30,20 @@ def open_helper(
     source = Path(objective.helper)
     if not source.exists():
         raise StateError(f"objective.helper: there is no run folder or checkpoint {source}; {_cure(source)}")
-    if source.is_dir() and RunFolder(source).read_info()["status"] == "running":
-        raise StateError(
-            f"objective.helper: run {source} is not finished; train on with --resume, or name one of its checkpoints"
+    try:
+        if source.is_dir() and RunFolder(source).read_info()["status"] == "running":
+            raise StateError(f"run {source} is not finished; train on with --resume, or name one of its checkpoints")
+        path, tensors, meta = open_checkpoint(source)
+        network, recipe = restored(path, tensors, meta)
+    except FlatrockError as error:
+        raise type(error)(f"objective.helper: {error}") from error
+    if network.marks:
+        raise ConfigError(
+            f"objective.helper: the epoch of {path} was chosen on the test set, and so would be every number that "
+            "follows; name a run that held images out for that"
         )
-    path, tensors, meta = open_checkpoint(source)
-    network, recipe = restored(path, tensors, meta)
     _check_fit(network, path, model, meta["class_names"], class_names)
     about = {**facts(path, recipe, meta), "run": path.absolute().parent.name, "objective": recipe.objective.name}
-    about |= {"marks": list(network.marks)}
     return Helper(network.to(next(model.parameters()).device), reach=objective.reach, fast=fast, about=about)
 
 

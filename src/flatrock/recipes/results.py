@@ -15,6 +15,7 @@ from flatrock.core.rows import Row, Score
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.check import validate
 from flatrock.recipes.load import library, load_recipe
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 
 PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
@@ -40,7 +41,7 @@ def collect_run(path: Path) -> Row:
         recipe_hash=str(info["recipe_hash"]),
         protocol=protocol(name),
         summary=recipe.about.summary,
-        changes=tuple(changes(recipe)),
+        changes=(*changes(recipe), *_other_helper(recipe, certificate.get("helper"))),
         seed=recipe.seed,
         status=run.status,
         reason=run.reason,
@@ -72,6 +73,16 @@ def changes(recipe: Recipe) -> list[str]:
     own, known = (_leaves(r.training_keys()) for r in (recipe, load_recipe(recipe.name, {"seed": recipe.seed})))
     keys = [key for key in sorted(own.keys() | known.keys()) if own.get(key) != known.get(key)]
     return [f"{key}: {own.get(key)!r} instead of {known.get(key)!r}" for key in keys]
+
+
+def _other_helper(recipe: Recipe, helper: Mapping[str, Any] | None) -> list[str]:
+    """The helper of a run, if it is not trained by the recipe that the library's recipe names."""
+    if not helper or recipe.name not in library():
+        return []
+    wanted = Path(load_recipe(recipe.name).objective.options["helper"]).name
+    if (helper["recipe"], helper["recipe_hash"]) == (wanted, recipe_hash(load_recipe(wanted))):
+        return []
+    return [f"objective.helper: {helper['recipe']!r} (hash {helper['recipe_hash']}) instead of {wanted!r}"]
 
 
 def _leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:
