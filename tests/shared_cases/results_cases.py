@@ -82,7 +82,7 @@ def fake_run(
     )
     run.write_recipe(yaml.safe_dump(loaded.resolved(), sort_keys=False))
     for epoch, robust in enumerate((0.30, 0.52, 0.48), 1):
-        run.append(_record(epoch, robust, averages))
+        run.append(_record(epoch, robust, averages), run.owner())
     stem = "average-" if averages else ""
     for end, epoch, found in (("best", 2, percents), ("last", 3, last or {})):
         if found:
