@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from flatrock.core.errors import ConfigError, DataError, StateError
-from flatrock.core.rng import Seed
+from flatrock.core.rng import SampleGen, Seed
 from flatrock.data.augment import Augmentation
 from flatrock.data.dataset import Dataset
 from flatrock.data.loader import EXTRA_IDS, Batch, TensorLoader
@@ -191,3 +192,33 @@ def test_device_batches_equal_those_of_the_cpu() -> None:
     here, there = list(_loader(**options).epoch(1)), list(_loader(**options, device="cuda").epoch(1))
     assert all(b.x.is_cuda and b.y.is_cuda and b.ids.is_cuda for b in there)
     assert all(_same(a, Batch(b.x.cpu(), b.y.cpu(), b.ids.cpu())) for a, b in zip(here, there, strict=True))
+
+
+class _Noted(Augmentation):
+    """Tells how many images it is given at once."""
+
+    def __call__(self, x: Tensor, gen: SampleGen) -> Tensor:
+        together.append(len(x))
+        return super().__call__(x, gen)
+
+
+together: list[int] = []
+
+
+@pytest.mark.parametrize("extra", [{}, {"extra": _dataset(30), "extra_fraction": 0.5}], ids=["alone", "extra data"])
+@pytest.mark.parametrize("start", [0, 3, 9, 10])
+def test_batches_made_together_are_those_made_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, start: int, extra: dict[str, Any]
+) -> None:
+    """Also where the end cuts a group off, with a last batch that takes in a lone sample."""
+    loader = _loader(_dataset(41), batch_size=4, augmentation=_Noted(crop=1, flip=True, erase=0.5), **extra)
+    together.clear()
+    one_by_one = list(loader.epoch(1, start))
+    assert len(together) == len(one_by_one) == len(loader) - start
+    together.clear()
+    monkeypatch.setattr("flatrock.data.loader.AHEAD", 4)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    found = list(loader.epoch(1, start))
+    assert len(together) == -(-(len(loader) - start) // 4)
+    assert all(map(_same, found, one_by_one))
+    assert len(found) == len(one_by_one)

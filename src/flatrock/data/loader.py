@@ -15,6 +15,8 @@ from flatrock.data.dataset import Dataset, check
 
 # Extra samples get ids above this, which no dataset reaches, so that they share no random numbers with its samples.
 EXTRA_IDS = 1 << 40
+# Batches that are augmented together on a GPU, where launching the many small kernels takes longer than they run.
+AHEAD = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +73,20 @@ class TensorLoader:
 
     def _batches(self, index: int, start_step: int) -> Iterator[Batch]:
         order = self._seed.child("order", index).permutation(len(self._dataset)).to(self._dataset.x.device)
-        for step in range(start_step, self._steps):
-            last = self._merge_last and step == self._steps - 1
-            begin = step * self._own_size
-            chosen = order[begin:] if last else order[begin : begin + self._own_size]
-            batch = _take(self._dataset, chosen)
-            if self._extra is not None:
-                batch = _joined(batch, self._draw_extra(self._extra, index, step))
-            gen = self._seed.child("augment", index).samples(batch.ids)
-            yield Batch(self._augmentation(batch.x, gen), batch.y, batch.ids)
+        ahead = AHEAD if order.is_cuda else 1
+        for first in range(start_step, self._steps, ahead):
+            found = [self._found(order, index, step) for step in range(first, min(first + ahead, self._steps))]
+            gen = self._seed.child("augment", index).samples(torch.cat([batch.ids for batch in found]))
+            images = self._augmentation(torch.cat([batch.x for batch in found]), gen)
+            for x, batch in zip(torch.split(images, [len(batch.y) for batch in found]), found, strict=True):
+                yield Batch(x, batch.y, batch.ids)
+
+    def _found(self, order: Tensor, index: int, step: int) -> Batch:
+        """The samples of a step as they are."""
+        last = self._merge_last and step == self._steps - 1
+        begin = step * self._own_size
+        batch = _take(self._dataset, order[begin:] if last else order[begin : begin + self._own_size])
+        return batch if self._extra is None else _joined(batch, self._draw_extra(self._extra, index, step))
 
     def _draw_extra(self, extra: Dataset, index: int, step: int) -> Batch:
         generator = self._seed.child("extra", index, step).generator()
