@@ -64,6 +64,7 @@ def test_sums_and_relus_around_a_batch_norm_are_fused() -> None:
     assert [m.relu for m in layers] == 17 * [True]
     assert sum(isinstance(m, FoldedConv) for m in faster.modules()) == 8, "the first convolution of every block"
     assert sum(m.keep for m in layers) == 4, "of eight sums four are read again by an identity shortcut"
+    assert sum(m.twice for m in layers) == 3, "where the width changes, two convolutions read an activation"
     assert isinstance(faster, fx.GraphModule)
     left = {n.target for n in faster.graph.nodes if n.op == "call_function"}
     assert not left & {operator.add, F.relu}
@@ -347,16 +348,20 @@ def test_folded_convolutions_on_a_gpu(how: dict[str, Any], last: bool) -> None:
 @pytest.mark.parametrize("relu", [True, False], ids=["relu", "affine"])
 @pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize("keep", [False, True], ids=["sum dropped", "sum kept"])
-def test_the_kernels_on_a_gpu(shape: tuple[int, ...], relu: bool, terms: int, keep: bool) -> None:
+@pytest.mark.parametrize("readers", [(0,), (0, 1), (1,)], ids=["one reader", "two readers", "the second alone"])
+def test_the_kernels_on_a_gpu(
+    shape: tuple[int, ...], relu: bool, terms: int, keep: bool, readers: tuple[int, ...]
+) -> None:
     x = torch.randn(2, *shape, generator=Seed(1).generator())
     norm: nn.Module = nn.BatchNorm2d(shape[1]) if len(shape) == 4 else nn.BatchNorm1d(shape[1])
-    layer = Affine(stirred(norm), "norm", relu=relu, keep=keep)
+    layer = Affine(stirred(norm), "norm", relu=relu, twice=True, keep=keep)
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         leaf = x.clone().requires_grad_(True)
         answers = layer(*(leaf[i] for i in range(terms)))
-        answers = answers if keep else (answers,)
-        (grad,) = torch.autograd.grad(sum(a.float().square().sum() for a in answers), leaf)
+        assert torch.equal(answers[0], answers[1])
+        read = [*(answers[i] * (i + 1) for i in readers), *answers[2:]]
+        (grad,) = torch.autograd.grad(sum(a.float().square().sum() for a in read), leaf)
         return torch.cat([a.detach().flatten() for a in answers]), grad
 
     true, true_grad = both(x)
@@ -367,8 +372,7 @@ def test_the_kernels_on_a_gpu(shape: tuple[int, ...], relu: bool, terms: int, ke
         assert torch.allclose(got.cpu().float(), true, atol=4 * tolerance, rtol=tolerance)
         assert (grad.cpu().float() - true_grad).norm() <= 2 * tolerance * true_grad.norm()
     x[0, 0] = float("nan")
-    answer = layer(x[0].cuda())
-    assert bool(torch.isnan((answer[0] if keep else answer)[0]).all())
+    assert bool(torch.isnan(layer(x[0].cuda())[0][0]).all())
 
 
 @pytest.mark.gpu

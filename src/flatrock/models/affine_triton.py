@@ -44,14 +44,16 @@ def _forward(
 
 @triton.jit
 def _backward(
-    grad, out, scale, more, result, rows, channels, RELU: tl.constexpr, SCALED: tl.constexpr, MORE: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr,
+    grad, again, out, scale, more, result, rows, channels, AGAIN: tl.constexpr, RELU: tl.constexpr,
+    SCALED: tl.constexpr, MORE: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)
     channel = tl.program_id(1) * C + tl.arange(0, C)
     there = (row < rows)[:, None] & (channel < channels)[None, :]
     at = row[:, None] * channels + channel[None, :]
     value = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
+    if AGAIN:
+        value += tl.load(again + at, mask=there, other=0.0).to(tl.float32)
     if SCALED:
         value *= tl.load(scale + channel, mask=channel < channels, other=0.0)[None, :]
     if RELU:
@@ -88,12 +90,17 @@ def affine(
     return out, total
 
 
-def affine_backward(grad: Tensor, out: Tensor | None, scale: Tensor | None, more: Tensor | None) -> Tensor:
-    """Gradient of x and y: grad * scale (if given), 0 where `out` (of a ReLU, if given) is 0 or less, plus `more`."""
+def affine_backward(
+    grad: Tensor, again: Tensor | None, out: Tensor | None, scale: Tensor | None, more: Tensor | None
+) -> Tensor:
+    """Gradient of x and y: (grad + again) * scale, 0 where `out` (of a ReLU) is 0 or less, plus `more`.
+
+    What is None is left out. `grad` and `again` come from two readers of the result, `more` from those of x + y.
+    """
     grad = _dense(grad)
-    out, more = (None if each is None else _dense(each) for each in (out, more))
+    again, out, more = (None if each is None else _dense(each) for each in (again, out, more))
     result = torch.empty_like(grad)
     rows, channels, grid, tile = _shape(grad, BACKWARD)
-    given = (each is not None for each in (out, scale, more))
-    _backward[grid](grad, out, scale, more, result, rows, channels, *given, *tile)
+    given = (each is not None for each in (again, out, scale, more))
+    _backward[grid](grad, again, out, scale, more, result, rows, channels, *given, *tile)
     return result

@@ -87,17 +87,19 @@ class _Surgery:
             assert isinstance(source, fx.Node)
             layer = FoldedConv(conv, str(source.target), Affine(norm, name, relu=True))
             self._replace(last, self._insert(node, layer, source.args))
-        elif not (isinstance(source, fx.Node) and _is_sum(source)):
-            self._replace(last, self._insert(node, Affine(norm, name, relu=relu), node.args))
-        else:  # the kernel takes the place of the sum; whoever else reads the sum gets it from there
-            keep = len(source.users) > 1
-            new = self._insert(source, Affine(norm, name, relu=relu, keep=keep), source.args)
-            with self.traced.graph.inserting_before(source):
-                out, total = (self.traced.graph.call_function(operator.getitem, (new, i)) for i in (0, 1))
-            self._replace(last, out if keep else new)
-            source.replace_all_uses_with(total, delete_user_cb=lambda user: user is not node)
-            for spare in () if keep else (total, out):
-                self.traced.graph.erase_node(spare)
+        else:
+            # The kernel takes the place of the sum; whoever else reads the sum gets it from there.
+            total = source if isinstance(source, fx.Node) and _is_sum(source) else None
+            keep, twice = total is not None and len(total.users) > 1, len(last.users) == 2
+            place = node if total is None else total
+            new = self._insert(place, Affine(norm, name, relu=relu, twice=twice, keep=keep), place.args)
+            out, *others = self._parts(new, 1 + twice + keep)
+            if keep and total is not None:
+                total.replace_all_uses_with(others.pop(), delete_user_cb=lambda user: user is not node)
+            if twice:
+                second = list(last.users)[1]
+                last.replace_all_uses_with(others.pop(), delete_user_cb=lambda user: user is second)
+            self._replace(last, out)
         if relu:
             self.traced.graph.erase_node(node)
         if isinstance(source, fx.Node) and not source.users:
@@ -117,6 +119,14 @@ class _Surgery:
         self.traced.add_submodule(name, module)
         with self.traced.graph.inserting_before(place):
             return self.traced.graph.call_module(name, args)
+
+    def _parts(self, node: fx.Node, count: int) -> list[fx.Node]:
+        """What a node returns, one by one."""
+        if count == 1:
+            return [node]
+        with self.traced.graph.inserting_after(node):
+            made = [self.traced.graph.call_function(operator.getitem, (node, i)) for i in reversed(range(count))]
+        return made[::-1]
 
     def _replace(self, old: fx.Node, new: fx.Node) -> None:
         old.replace_all_uses_with(new)

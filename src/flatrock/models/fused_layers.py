@@ -34,7 +34,7 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, relu: bool, keep: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         from flatrock.models.affine_triton import affine
 
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches where torch is, not where the tensors are
@@ -42,16 +42,18 @@ class _Kernel(torch.autograd.Function):
         ctx.save_for_backward(scale, out if relu else None)
         ctx.two = y is not None
         ctx.set_materialize_grads(False)
-        return out, total
+        return out, out.view_as(out), total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         from flatrock.models.affine_triton import affine_backward
 
         scale, out = ctx.saved_tensors
-        grad, more = grads
+        grad, again, more = grads
+        if grad is None:
+            grad, again = again, None
         with torch.cuda.device_of(scale):  # type: ignore[no-untyped-call]
-            result = more if grad is None else affine_backward(grad, out, scale, more)
+            result = more if grad is None else affine_backward(grad, again, out, scale, more)
         return result, result if ctx.two else None, None, None, None, None
 
 
@@ -59,30 +61,34 @@ class Affine(nn.Module):
     """(x + y) * scale + shift per channel, then ReLU if asked for: a BatchNorm with fixed statistics, behind a sum.
 
     scale = weight / sqrt(var + eps), shift = bias - mean * scale. Both are plain attributes, not buffers: rounding
-    the network to half precision must not round them. With `keep` the sum x + y is returned too. `source` is the name
-    of the BatchNorm in its network.
+    the network to half precision must not round them. With `twice` the result is returned a second time, for a second
+    reader: the kernel adds up their gradients. With `keep` the sum x + y is returned too. `source` is the name of the
+    BatchNorm in its network.
     """
 
-    def __init__(self, norm: nn.Module, source: str, *, relu: bool = False, keep: bool = False) -> None:
+    def __init__(
+        self, norm: nn.Module, source: str, *, relu: bool = False, twice: bool = False, keep: bool = False
+    ) -> None:
         super().__init__()
         assert isinstance(norm, NORMS)
         assert norm.running_var is not None
         # Reduced precision never gets below float32 here, and double stays double.
         kind = torch.promote_types(norm.running_var.dtype, torch.float32)
         self.scale, self.shift = (torch.empty_like(norm.running_var, dtype=kind) for _ in range(2))
-        self.source, self.relu, self.keep = source, relu, keep
+        self.source, self.relu, self.twice, self.keep = source, relu, twice, keep
         follow([self], [norm])
 
-    def forward(self, input: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, input: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
         """In float32 or better (kernels: float32); the results have the dtype of the input."""
         x = input
         if x.is_cuda and x.dim() in (2, 4) and _has_triton() and (y is None or y.shape == x.shape):
-            out, total = _Kernel.apply(x, y, self.scale, self.shift, self.relu, self.keep)  # type: ignore[no-untyped-call]
+            out, again, total = _Kernel.apply(x, y, self.scale, self.shift, self.relu, self.keep)  # type: ignore[no-untyped-call]
         else:
             total = x if y is None else x + y
             out = (total * _like(self.scale, total) + _like(self.shift, total)).to(total.dtype)
-            out = F.relu(out) if self.relu else out
-        return (out, total) if self.keep else out
+            out = again = F.relu(out) if self.relu else out
+        wanted = (out, *([again] if self.twice else []), *([total] if self.keep else []))
+        return wanted if len(wanted) > 1 else out
 
 
 class _ConvKernel(torch.autograd.Function):
@@ -101,7 +107,7 @@ class _ConvKernel(torch.autograd.Function):
 
         x, weight, out = ctx.saved_tensors
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            grad = affine_backward(grads[0], out, None, None)
+            grad = affine_backward(grads[0], None, out, None, None)
         alone = True, False, False  # the gradient of the input, not those of weight and bias
         found = torch.ops.aten.convolution_backward(grad, x, weight, None, *ctx.how, False, (0, 0), 1, alone)
         return found[0], None, None, None
