@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Nudge, Scene, Shift
+from flatrock.core.layout import laid_out
 from flatrock.core.options import count, weight
 from flatrock.flatness.mover import Mover
 from flatrock.flatness.tensors import chosen
@@ -84,7 +85,7 @@ def climb(
     slopes = torch.stack(torch._foreach_norm([gradients[n] for n in names]))
     factors, limits = step_size * sizes / (slopes + TINY), gamma * sizes
     # In the layout of the weights: tensors laid out alike are added all at once.
-    ascents = list(torch._foreach_mul([_laid_out(gradients[n], weights[n]) for n in names], list(factors.unbind())))
+    ascents = list(torch._foreach_mul([laid_out(gradients[n], weights[n]) for n in names], list(factors.unbind())))
     if not shift and step_size <= gamma:
         return dict(zip(names, ascents, strict=True))  # within the constraint by construction
     moved: dict[str, Tensor] = {}
@@ -92,10 +93,3 @@ def climb(
         v = shift[name] + ascent if name in shift else ascent
         moved[name] = v * (limit / (torch.linalg.vector_norm(v) + TINY)).clamp(max=1)
     return {**shift, **moved}
-
-
-def _laid_out(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient in the memory layout of its weight."""
-    if gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight, requires_grad=False).copy_(gradient)

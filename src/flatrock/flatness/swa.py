@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.hooks import Flatness, Moment
+from flatrock.core.layout import laid_out
 from flatrock.core.options import choose, count, weight
 
 
@@ -70,7 +71,7 @@ class SWA(Flatness):
         odd = [n for n in live.keys() | self._mean.keys() if _shape(live, n) != _shape(self._mean, n)]
         if odd:
             raise StateError(f"the stored average does not fit this model, first {sorted(odd)[:3]}; resume its own run")
-        self._mean = {name: _laid_out(self._mean[name], p) for name, p in live.items()}
+        self._mean = {name: laid_out(self._mean[name], p) for name, p in live.items()}
 
     def average(self) -> Mapping[str, Tensor]:
         """Averaged parameters by name, empty before the first step; later steps change these tensors in place."""
@@ -91,13 +92,6 @@ class SWA(Flatness):
         """Inverse of state; the average goes to the model's device at the next update."""
         self._mean = {n.removeprefix("mean/"): m.clone() for n, m in tensors.items() if n.startswith("mean/")}
         self._updates = int(tensors["updates"]) if self._mean else 0
-
-
-def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """On the device and in the memory layout of another."""
-    if tensor.device == like.device and tensor.stride() == like.stride():
-        return tensor
-    return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size | None:

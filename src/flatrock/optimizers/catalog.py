@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from flatrock.core.layout import laid_out
 from flatrock.core.registry import Registry
 from flatrock.core.rng import Seed
 from flatrock.optimizers.entropy_sgd import EntropySGD, check_sgd
@@ -29,18 +29,12 @@ class FusedSGD(torch.optim.SGD):
         """One update."""
         for group in self.param_groups:
             for p in group["params"]:
-                p.grad = _laid_out(p.grad, p)
+                if p.grad is not None:
+                    p.grad = laid_out(p.grad, p)
                 if group["momentum"]:  # one restored from a file, which knows no layout, or none yet
-                    held = _laid_out(self.state[p].get("momentum_buffer"), p)
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p) if held is None else held
+                    held = self.state[p].get("momentum_buffer")
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p) if held is None else laid_out(held, p)
         return super().step(closure)
-
-
-def _laid_out(tensor: Tensor | None, like: Tensor) -> Tensor | None:
-    """The tensor in the memory layout of another."""
-    if tensor is None or tensor.stride() == like.stride():
-        return tensor
-    return torch.empty_like(like).copy_(tensor)
 
 
 def sgd(
