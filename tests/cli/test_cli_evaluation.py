@@ -115,7 +115,7 @@ def test_interrupted_and_resumed_with_a_surrogate(
 def test_surrogates_that_do_not_fit(run_folder: Path, moons_run: Path, tmp_path: Path) -> None:
     for surrogate, said in (
         (run_folder, "the surrogate has the model's own weights"),
-        (moons_run, "takes inputs (2,), 'digits' has (1, 8, 8); name a run on the same kind of data"),
+        (moons_run, "takes inputs (2,), not (1, 8, 8); name a run on the same kind of data"),
         (tmp_path / "nowhere", "there is no run folder or checkpoint"),
     ):
         done = flatrock("eval", run_folder, "--surrogate", surrogate, *FEW)

@@ -89,7 +89,7 @@ def test_a_helper_must_take_the_same_inputs(standard: Path, tmp_path: Path) -> N
     moons = tmp_path / "moons"
     train_recipe("moons_standard", folder=moons, device="cpu", train__epochs=1, train__tensorboard=False)
     text = fault(moons, tmp_path)
-    assert "takes inputs (2,), the model (1, 8, 8); name a run on the same kind of data" in text
+    assert "takes inputs (2,), not (1, 8, 8); name a run on the same kind of data" in text
 
 
 @pytest.mark.parametrize("change", ["names", "count"])
@@ -103,7 +103,7 @@ def test_a_helper_must_know_the_same_classes(standard: Path, tmp_path: Path, cha
     meta["class_names"] = names[::-1] if change == "names" else names[:9]
     save(tmp_path / "other.safetensors", tensors, meta)
     text = fault(tmp_path / "other.safetensors", tmp_path)
-    assert f"has {len(meta['class_names'])} classes {meta['class_names']}, the data have 10 {names}" in text
+    assert f"has {len(meta['class_names'])} classes {meta['class_names']}, not 10 {names}" in text
     assert text.endswith("name a run on the same classes")
 
 

@@ -14,7 +14,7 @@ from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.objectives.hat import HAT
 from flatrock.recipes.load import recipe_names
 from flatrock.recipes.pieces import DEFAULT_RUNS, build_model
-from flatrock.recipes.restore import facts, open_checkpoint, restored
+from flatrock.recipes.restore import check_beside, facts, open_checkpoint, restored
 from flatrock.recipes.schema import Recipe
 
 
@@ -42,7 +42,7 @@ def open_helper(
             f"objective.helper: the epoch of {path} was chosen on the test set, and so would be every number that "
             "follows; name a run that held images out for that"
         )
-    _check_fit(network, path, model, meta["class_names"], class_names)
+    check_beside(network, meta["class_names"], model, class_names, what=f"objective.helper: {path}")
     about = {**facts(path, recipe, meta), "run": path.absolute().parent.name, "objective": recipe.objective.name}
     return Helper(network.to(next(model.parameters()).device), reach=objective.reach, fast=fast, about=about)
 
@@ -62,19 +62,3 @@ def _cure(source: Path) -> str:
         elsewhere = "" if source == DEFAULT_RUNS / source.name else f" --run-dir {source}"
         return f"train it first: flatrock train {source.name}{elsewhere}"
     return "train one without attacks (objective: {name: standard}) and name its folder"
-
-
-def _check_fit(
-    network: Classifier, path: Path, model: Classifier, theirs: Sequence[str], names: Sequence[str] | None
-) -> None:
-    if tuple(network.input_shape) != tuple(model.input_shape):
-        raise ConfigError(
-            f"objective.helper: {path} takes inputs {tuple(network.input_shape)}, the model "
-            f"{tuple(model.input_shape)}; name a run on the same kind of data"
-        )
-    if network.num_classes != model.num_classes or (names is not None and list(theirs) != list(names)):
-        ours = "" if names is None else f" {list(names)}"
-        raise ConfigError(
-            f"objective.helper: {path} has {network.num_classes} classes {list(theirs)}, the data have "
-            f"{model.num_classes}{ours}; name a run on the same classes"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Run
 from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import load as load_checkpoint
+from flatrock.data.dataset import Dataset
 from flatrock.engine.checkpoint import put_model
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.checks import TEST_SELECTED
@@ -101,3 +102,22 @@ def facts(path: Path, recipe: Recipe, meta: Mapping[str, Any]) -> dict[str, Any]
         "checkpoint": path.name,
         "epoch": meta["record"]["epoch"] if "record" in meta else meta["epoch"],
     }
+
+
+def check_beside(
+    network: Classifier, names: Sequence[str], like: Classifier | Dataset, known: Sequence[str] | None, *, what: str
+) -> None:
+    """A run's network takes the inputs of a model or of data and knows the same classes, by name; else ConfigError.
+
+    `known` are the names of the latter's classes, None if they are not known yet; `what` begins the message.
+    """
+    if tuple(network.input_shape) != tuple(like.input_shape):
+        raise ConfigError(
+            f"{what} takes inputs {tuple(network.input_shape)}, not {tuple(like.input_shape)}; "
+            "name a run on the same kind of data"
+        )
+    if network.num_classes != like.num_classes or (known is not None and list(names) != list(known)):
+        raise ConfigError(
+            f"{what} has {network.num_classes} classes {list(names)}, not {like.num_classes}"
+            f"{'' if known is None else f' {list(known)}'}; name a run on the same classes"
+        )

@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from flatrock.core.errors import ConfigError
 from flatrock.core.tensorfile import weights_digest
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import Spec, make_plan, with_transfer
-from flatrock.recipes.restore import Source, facts, open_checkpoint, restored
+from flatrock.recipes.restore import Source, check_beside, facts, open_checkpoint, restored
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,7 @@ def open_surrogate(source: Source | None, data: Dataset) -> Surrogate:
         return Surrogate()
     path, tensors, meta = open_checkpoint(source)
     model, recipe = restored(path, tensors, meta)
-    if tuple(model.input_shape) != data.input_shape:
-        raise ConfigError(
-            f"surrogate {path} takes inputs {tuple(model.input_shape)}, {data.name!r} has {data.input_shape}; "
-            "name a run on the same kind of data"
-        )
-    names = list(meta["class_names"])
-    if model.num_classes != data.num_classes or names != list(data.class_names):
-        raise ConfigError(
-            f"surrogate {path} has {model.num_classes} classes {names}, {data.name!r} has {data.num_classes} "
-            f"{list(data.class_names)}; name a run on the same classes"
-        )
+    check_beside(model, meta["class_names"], data, data.class_names, what=f"surrogate {path}")
     return Surrogate(model, {**facts(path, recipe, meta), "weights": weights_digest(model)})
 
 
