@@ -31,3 +31,8 @@ class StateError(FlatrockError):
 
 class TrainingError(FlatrockError):
     """Training cannot go on: a loss became non-finite or the run collapsed."""
+
+
+def in_words(error: Exception) -> str:
+    """The kind of an error that someone else's code raised, and its first line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatrock.core.errors import in_words
 from flatrock.core.tensorfile import weights_digest
 from flatrock.core.types import Help
-from flatrock.engine.runner import in_words
 from flatrock.models.classifier import Classifier
 from flatrock.models.twin import faithful, probe_inputs
 

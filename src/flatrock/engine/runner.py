@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.core.borrow import frozen, kept_buffers, mode, nudged
+from flatrock.core.errors import in_words
 from flatrock.core.hooks import Shift
 from flatrock.core.types import View
 from flatrock.models.classifier import Classifier
@@ -185,11 +186,6 @@ def _compiled(passes: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence
 
     own.__code__ = own.__code__.replace()
     return torch.compile(own, mode="reduce-overhead", dynamic=False)
-
-
-def in_words(error: Exception) -> str:
-    """The kind of an error and its first line."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
 
 
 def _paired(tensors: Sequence[Tensor]) -> tuple[View, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flatrock.core.errors import in_words
 from flatrock.models.twin import CARRIED, Twin, faithful
 
 # Share of clean predictions that must agree with full precision before half precision is trusted to craft.
@@ -45,8 +46,7 @@ def half_model(model: nn.Module, x: Tensor) -> tuple[Twin | None, str]:
         fast = faithful(model, x)
         fault = _fault(fast, model, x)
     except Exception as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else ""
-        return None, f"it does not run in half precision ({type(error).__name__}: {reason})"
+        return None, f"it does not run in half precision ({in_words(error)})"
     if fault:
         return None, fault
     return fast, "float16, fused" if fast.plain else "float16"

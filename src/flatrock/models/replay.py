@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatrock.core.errors import in_words
+
 # Batches up to this size are recorded; the kernels of larger ones take longer than launching them.
 LARGEST = 1024
 # Sizes are rounded up to a multiple of this, so that few recordings serve many sizes.
@@ -188,7 +190,7 @@ class Replay:
             with torch.cuda.stream(self._stream):  # libraries choose and allocate on the first call of a shape
                 work()
         except RuntimeError as error:
-            self.refused[kind] = (str(error).splitlines() or [""])[0][:160]
+            self.refused[kind] = in_words(error)
         finally:
             torch.cuda.set_sync_debug_mode(before)
             torch.cuda.current_stream().wait_stream(self._stream)
