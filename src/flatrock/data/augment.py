@@ -30,16 +30,21 @@ def random_crop(x: Tensor, gen: SampleGen, *, padding: int, fill: Fill = "zero")
     """Pad by `padding` and cut the old size out at one of the (2 padding + 1)^2 positions, all equally likely."""
     if fill not in FILLS:
         raise ConfigError(unknown("crop fill", fill, FILLS))
-    n, channels, height, width = x.shape
+    height, width = x.shape[-2:]
     if fill == "reflect" and padding >= min(height, width):
         raise ConfigError(f"reflect padding must be smaller than the {height}x{width} images, got {padding}")
     padded = F.pad(x, [padding] * 4, mode=FILLS[fill])
     top, left = _integers(x, gen, [2 * padding + 1] * 2)
     row = top[:, None] + torch.arange(height, device=x.device)
     column = left[:, None] + torch.arange(width, device=x.device)
-    sample = torch.arange(n, device=x.device)
-    channel = torch.arange(channels, device=x.device)
-    return padded[sample[:, None, None, None], channel[:, None, None], row[:, None, :, None], column[:, None, None, :]]
+    return _picked(padded, row, column)
+
+
+def _picked(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Of each image these rows [n, H] and columns [n, W]."""
+    sample = torch.arange(x.shape[0], device=x.device)
+    channel = torch.arange(x.shape[1], device=x.device)
+    return x[sample[:, None, None, None], channel[:, None, None], row[:, None, :, None], column[:, None, None, :]]
 
 
 def crop_shift(x: Tensor, gen: SampleGen, *, lines: int) -> Tensor:
@@ -48,7 +53,7 @@ def crop_shift(x: Tensor, gen: SampleGen, *, lines: int) -> Tensor:
     How many lines, how many of them rows, how many from which edge, and where the rest goes is drawn one after the
     other, each time uniformly from what is possible (Li & Spratling 2023).
     """
-    n, channels, height, width = x.shape
+    height, width = x.shape[-2:]
     if lines >= min(height, width):
         raise ConfigError(f"shift must leave something of the {height}x{width} images, got {lines} lines")
     u = _uniform(x, gen, 6)
@@ -56,10 +61,7 @@ def crop_shift(x: Tensor, gen: SampleGen, *, lines: int) -> Tensor:
     rows_off = _below(u[:, 1], off + 1)
     row, row_there = _shifted(height, rows_off, u[:, 2:4])
     column, column_there = _shifted(width, off - rows_off, u[:, 4:6])
-    sample = torch.arange(n, device=x.device)
-    channel = torch.arange(channels, device=x.device)
-    moved = x[sample[:, None, None, None], channel[:, None, None], row[:, None, :, None], column[:, None, None, :]]
-    return moved * (row_there[:, None, :, None] & column_there[:, None, None, :])
+    return _picked(x, row, column) * (row_there[:, None, :, None] & column_there[:, None, None, :])
 
 
 def _shifted(size: int, off: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -229,13 +229,14 @@ class Recipe(Section):
     def training_keys(self) -> dict[str, Any]:
         """The keys that decide the weights: the rest may change between a run and its resumption."""
         keys = self.resolved()
-        for free in ("about", "engine", "evaluate", "name", *(() if self.flatness else ("flatness",))):
+        train, augment = keys["train"], keys["data"]["augment"]
+        for free in ("about", "engine", "evaluate", "name"):
             keys.pop(free)
-        for free in ("save_seconds", "tensorboard", "keep", *(() if self.train.clean_tick else ("clean_tick",))):
-            keys["train"].pop(free)
+        for free in ("save_seconds", "tensorboard", "keep"):
+            train.pop(free)
         # Choices that came later: runs from before are those without.
-        for later in ("shift", "erase"):
-            if not keys["data"]["augment"][later]:
-                keys["data"]["augment"].pop(later)
+        for section, later in ((keys, "flatness"), (train, "clean_tick"), (augment, "shift"), (augment, "erase")):
+            if not section[later]:
+                section.pop(later)
         keys["objective"].pop("helper", None)  # where it lies; a run's state knows its weights
         return keys
