@@ -43,7 +43,7 @@ class Runner:
         self._size = size
         self._seconds = 0.0  # that compiling took
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
-        self._joints: dict[int, Joint | None] = {1: None}  # by the number of passes
+        self._joints: dict[int, Joint | None] = {}  # by the number of passes
         self._caster = _Autocast(self)
         self._twin: Twin | None = None
 
@@ -81,7 +81,7 @@ class Runner:
         if len(inputs) not in self._joints:
             with _tuning(False):  # of sizes that do not come again
                 self._joints[len(inputs)] = joint(self.model, inputs)
-            if self._joints[len(inputs)] is None:
+            if self._joints[len(inputs)] is None and len(inputs) > 1:
                 self.findings["T04"] = "the passes of a loss are made one by one: as one they would be something else"
         way = self._joints[len(inputs)]
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come

@@ -19,7 +19,8 @@ GROUP = 8
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether kernels of our own can be made here."""
     return find_spec("triton") is not None
 
 
@@ -81,7 +82,7 @@ class Affine(nn.Module):
     def forward(self, input: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
         """In float32 or better (kernels: float32); the results have the dtype of the input."""
         x = input
-        if x.is_cuda and x.dim() in (2, 4) and _has_triton() and (y is None or y.shape == x.shape):
+        if x.is_cuda and x.dim() in (2, 4) and has_triton() and (y is None or y.shape == x.shape):
             out, again, total = _Kernel.apply(x, y, self.scale, self.shift, self.relu, self.keep)  # type: ignore[no-untyped-call]
         else:
             total = x if y is None else x + y
@@ -132,7 +133,7 @@ class FoldedConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """What the three layers give."""
         halves = x.dtype in (torch.float16, torch.bfloat16) and x.dtype == self.weight.dtype
-        if x.is_cuda and halves and torch.backends.cudnn.enabled and _has_triton():
+        if x.is_cuda and halves and torch.backends.cudnn.enabled and has_triton():
             out: Tensor = _ConvKernel.apply(x, self.weight, self.bias, self.how)  # type: ignore[no-untyped-call]
             return out
         return F.relu(F.conv2d(x, self.weight, self.bias, *self.how))

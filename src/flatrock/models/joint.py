@@ -8,15 +8,19 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatrock.core.borrow import full_precision, kept_buffers
 from flatrock.core.rng import kept_global_rng, random_states
 from flatrock.models.compare import hooked, near
+from flatrock.models.fused_layers import has_triton
+from flatrock.models.norm import normalised, usual
 from flatrock.models.view import view
 
 # Rows of each batch on which one pass and several are compared.
 FEW = 16
+HAS_TRITON = has_triton()  # looked up once: a compiler stumbles over the search
 
 
 class Joint:
@@ -28,29 +32,38 @@ class Joint:
 
     def __init__(self, model: nn.Module, parts: int) -> None:
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-        self._forwards = [(norm, partial(_each, norm, parts)) for norm in norms]
+        self._ways = [
+            (norm, {"forward": partial(_each, norm, parts), "activated": partial(_each, norm, parts, relu=True)})
+            for norm in norms
+        ]
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
         """Inside, the BatchNorms of the network look at each batch alone."""
         try:
-            for norm, forward in self._forwards:
-                norm.__dict__["forward"] = forward  # not by setattr, which searches parameters and submodules first
+            for norm, ways in self._ways:
+                norm.__dict__.update(ways)  # not by setattr, which searches parameters and submodules first
             yield
         finally:
-            for norm, _ in self._forwards:
-                norm.__dict__.pop("forward", None)
+            for norm, ways in self._ways:
+                for name in ways:
+                    norm.__dict__.pop(name, None)
 
     def passes(self, work: Callable[[Tensor], Sequence[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
         """What `work`, a pass of the network, gives for one input after the other."""
         with self._apart():
-            found = work(torch.cat(list(inputs)))
+            found = work(torch.cat(list(inputs)) if len(inputs) > 1 else inputs[0])
         parts = zip(*(tensor.chunk(len(inputs)) for tensor in found), strict=True)
         return [tensor for part in parts for tensor in part]
 
 
-def _each(norm: nn.Module, parts: int, x: Tensor) -> Tensor:
-    return torch.cat([type(norm).forward(norm, part) for part in x.chunk(parts)])
+def _each(norm: nn.Module, parts: int, x: Tensor, *, relu: bool = False) -> Tensor:
+    """What a BatchNorm, and a ReLU behind it, give for one batch after the other."""
+    if usual(norm) and norm.training:
+        kernels = x.is_cuda and x.dim() == 4 and x.dtype != torch.float64 and HAS_TRITON
+        return normalised(norm, x, parts=parts, relu=relu, kernels=kernels)
+    out = torch.cat([type(norm).forward(norm, part) for part in x.chunk(parts)])
+    return F.relu(out) if relu else out
 
 
 def joint(model: nn.Module, inputs: Sequence[Tensor]) -> Joint | None:
@@ -83,6 +96,15 @@ def _pass(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _left(model: nn.Module, work: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """What the work gives, and the buffers it leaves; the network gets its own back."""
+    """What the work gives, and the buffers it leaves; the network gets its own back.
+
+    Buffers of one layer and kind as one tensor: rounding of a mean that should be 0 is measured by its variance.
+    """
     with kept_buffers(model):
-        return work() + [buffer.clone() for buffer in model.buffers()]
+        found = work()
+        for module in model.modules():
+            buffers = list(module.buffers(recurse=False))
+            for whole in (False, True):
+                alike = [b.flatten() for b in buffers if (not b.is_floating_point()) == whole]
+                found += [torch.cat(alike)] if alike else []
+    return found

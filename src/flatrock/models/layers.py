@@ -32,6 +32,12 @@ def blocks_per_group(depth: object, *, family: str, offset: int) -> int:
     return (depth - offset) // 6
 
 
+def activated(norm: nn.Module, x: Tensor) -> Tensor:
+    """relu(norm(x)); a BatchNorm that for a while knows a way to do both at once is asked for it."""
+    both = getattr(norm, "activated", None)
+    return F.relu(norm(x)) if both is None else both(x)
+
+
 class PreActBlock(nn.Module):
     """Two 3x3 convolutions, each after BatchNorm and ReLU; out = conv2(a(conv1(a(x)))) + shortcut.
 
@@ -48,8 +54,8 @@ class PreActBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block applied to a feature map."""
-        active = F.relu(self.bn1(x))
-        out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        active = activated(self.bn1, x)
+        out: Tensor = self.conv2(activated(self.bn2, self.conv1(active)))
         return out + (x if self.shortcut is None else self.shortcut(active))
 
 
@@ -72,7 +78,7 @@ class PostActBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block applied to a feature map."""
-        out = F.relu(self.bn1(self.conv1(x)))
+        out = activated(self.bn1, self.conv1(x))
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flatrock.models.classifier import Classifier
-from flatrock.models.layers import conv, global_average
+from flatrock.models.layers import activated, conv, global_average
 
 # Expansion, output width, number of blocks and first stride of each stage: 17 blocks.
 _STAGES = (
@@ -43,8 +42,8 @@ class InvertedResidual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block applied to a feature map."""
-        out: Tensor = F.relu(self.bn1(self.conv1(x)))
-        out = F.relu(self.bn2(self.conv2(out)))
+        out: Tensor = activated(self.bn1, self.conv1(x))
+        out = activated(self.bn2, self.conv2(out))
         out = self.bn3(self.conv3(out))
         return out if self.shortcut is None else out + self.shortcut(x)
 
@@ -69,5 +68,5 @@ class MobileNetV2(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Channel means of the last activated map."""
-        out = self.blocks(F.relu(self.bn1(self.conv1(x))))
-        return global_average(F.relu(self.bn2(self.conv2(out))))
+        out = self.blocks(activated(self.bn1, self.conv1(x)))
+        return global_average(activated(self.bn2, self.conv2(out)))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flatrock.models.classifier import Classifier
-from flatrock.models.layers import PreActBlock, conv, global_average, stages
+from flatrock.models.layers import PreActBlock, activated, conv, global_average, stages
 
 
 class PreActResNet18(Classifier):
@@ -21,4 +20,4 @@ class PreActResNet18(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Channel means of the last activated map."""
-        return global_average(F.relu(self.bn(self.blocks(self.conv(x)))))
+        return global_average(activated(self.bn, self.blocks(self.conv(x))))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flatrock.models.classifier import Classifier
-from flatrock.models.layers import PostActBlock, blocks_per_group, conv, global_average, he_fan_out, stages
+from flatrock.models.layers import PostActBlock, activated, blocks_per_group, conv, global_average, he_fan_out, stages
 
 
 class ResNet18(Classifier):
@@ -21,7 +20,7 @@ class ResNet18(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Channel means of the last map."""
-        return global_average(self.blocks(F.relu(self.bn(self.conv(x)))))
+        return global_average(self.blocks(activated(self.bn, self.conv(x))))
 
 
 class CifarResNet(Classifier):
@@ -38,4 +37,4 @@ class CifarResNet(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Channel means of the last map."""
-        return global_average(self.blocks(F.relu(self.bn(self.conv(x)))))
+        return global_average(self.blocks(activated(self.bn, self.conv(x))))

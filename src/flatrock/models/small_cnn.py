@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.models.classifier import Classifier
-from flatrock.models.layers import conv, global_average
+from flatrock.models.layers import activated, conv, global_average
 
 
 class MnistCNN(Classifier):
@@ -71,6 +71,6 @@ class DigitsCNN(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Channel means of the last activated 4x4 map."""
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = F.max_pool2d(F.relu(self.bn2(self.conv2(x))), 2)
-        return global_average(F.relu(self.bn3(self.conv3(x))))
+        x = activated(self.bn1, self.conv1(x))
+        x = F.max_pool2d(activated(self.bn2, self.conv2(x)), 2)
+        return global_average(activated(self.bn3, self.conv3(x)))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flatrock.core.errors import ConfigError
 from flatrock.models.classifier import Classifier
-from flatrock.models.layers import PreActBlock, blocks_per_group, conv, global_average, he_fan_out, stages
+from flatrock.models.layers import PreActBlock, activated, blocks_per_group, conv, global_average, he_fan_out, stages
 
 
 class WideResNet(Classifier):
@@ -27,4 +26,4 @@ class WideResNet(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Channel means of the last activated map."""
-        return global_average(F.relu(self.bn(self.blocks(self.conv(x)))))
+        return global_average(activated(self.bn, self.blocks(self.conv(x))))
