@@ -188,7 +188,7 @@ def test_only_a_gpu_has_the_thread(
     monkeypatch.setattr(loop, "Writer", noted)
     job = make_job(tmp_path / "run", train__epochs=1)
     if device == "cuda":
-        recipe = load_recipe("digits_at", {"train.epochs": 1, "data.limit": 300})
+        recipe = load_recipe("digits_standard", {"train.epochs": 2})
         job = build_job(recipe, folder=tmp_path / "gpu", device=device)
     train(job)
     assert asked == [device == "cuda"]

@@ -26,10 +26,8 @@ def _moments(x: Tensor, parts: int, kernels: bool) -> tuple[Tensor, Tensor]:
     if kernels:
         from flatrock.models.norm_triton import moments
 
-        means, squares = moments(x, parts)  # of equal pieces of a batch: sum (x - its mean)^2 and its mean
-        mean = means.mean(1)
-        within = squares.sum(1) / (x.numel() // (x.shape[1] * parts))
-        return mean, within + (means - mean[:, None]).square().mean(1)
+        mean, var = moments(x, parts)
+        return mean, var
     split = _by_batch(x, parts).to(torch.promote_types(x.dtype, torch.float32))
     dims = [1, *range(3, split.dim())]
     var, mean = torch.var_mean(split, dims, correction=0)
@@ -38,16 +36,17 @@ def _moments(x: Tensor, parts: int, kernels: bool) -> tuple[Tensor, Tensor]:
 
 def _grad_moments(
     grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, *, relu: bool, kernels: bool
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Sums [parts, c] of g and of g * (x - mean) over every batch, g the gradient without what the ReLU stopped."""
     if kernels:
         from flatrock.models.norm_triton import grad_moments
 
-        return [sums.sum(1) for sums in grad_moments(grad, x, mean, scale, shift, relu)]
+        total, product = grad_moments(grad, x, mean, scale, shift, relu)
+        return total, product
     parts = mean.shape[0]
     split, value = _let_through(_by_batch(grad, parts), _by_batch(x, parts).to(mean.dtype), scale, shift, relu)
     dims = [1, *range(3, split.dim())]
-    return [split.sum(dims), (split * (value - _spread(mean, x))).sum(dims)]
+    return split.sum(dims), (split * (value - _spread(mean, x))).sum(dims)
 
 
 def _let_through(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, relu: bool) -> tuple[Tensor, Tensor]:

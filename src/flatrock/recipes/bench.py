@@ -91,6 +91,7 @@ def bench(
         memory: list[float | None] = [None] * len(recipes)
         if where.type == "cuda":
             listener.begin("each alone, for its memory", len(recipes))
+            torch.compiler.reset()  # what was compiled before would give its memory back in between
             before = _free_memory(where)
             memory = [_memory_alone(partial(make, recipe), where, before, listener) for recipe in recipes]
             listener.end()
