@@ -23,6 +23,14 @@ NAMES = {
     "triton_red_fused__native_batch_norm_legit_functional__to_copy_copy__relu_0": "normalisation and ReLU",
     "triton_poi_fused__to_copy_convolution_backward_native_batch_norm_backward_3": "normalisation and ReLU",
     "void cudnn::batchnorm_bwtr_nhwc_semiPersist<__half>": "normalisation and ReLU",
+    "_moments": "normalisation and ReLU",
+    "_merge_moments": "normalisation and ReLU",
+    "_grad_moments": "normalisation and ReLU",
+    "_merge_sums": "normalisation and ReLU",
+    "triton_poi_fused__to_copy_add_mul_relu_view_16": "normalisation and ReLU",
+    "triton_poi_fused__to_copy_add_convolution_backward_div_le_mul_neg_scalar_tensor_sub_view_where_39": (
+        "normalisation and ReLU"
+    ),
     "triton_poi_fused__to_copy_29": "copies",
     "triton_poi_fused_convolution_mul_2": "other",
     "Memset (Device)": "copies",

@@ -43,7 +43,6 @@ class _Contestant:
     job: Job
     batches: Iterator[Batch]
     flops: float = 0.0
-    memory: float | None = None
     step: int = 0
     times: list[float] = field(default_factory=list)
     attack_ms: float | None = None
@@ -86,19 +85,12 @@ def bench(
             raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
     where, listener = torch.device(device), progress or Silent()
     with TemporaryDirectory() as folder, kept_global_rng(where):
-        ceiling = matmul_ceiling(where)  # first: what libraries take once must not be put down to a recipe
+        ceiling = matmul_ceiling(where)
         make = partial(_contestant, folder=Path(folder), data_folder=data_folder, device=where)
-        memory: list[float | None] = [None] * len(recipes)
-        if where.type == "cuda":
-            listener.begin("each alone, for its memory", len(recipes))
-            torch.compiler.reset()  # what was compiled before would give its memory back in between
-            before = _free_memory(where)
-            memory = [_memory_alone(partial(make, recipe), where, before, listener) for recipe in recipes]
-            listener.end()
         listener.begin("warming up", len(recipes))
         found = []
-        for recipe, taken in zip(recipes, memory, strict=True):
-            found.append(replace(make(recipe), memory=taken))
+        for recipe in recipes:
+            found.append(make(recipe))
             listener.advance(1, recipe.name)
         listener.end()
         listener.begin("measuring", rounds * len(found))
@@ -109,6 +101,10 @@ def bench(
         for one in found if where.type == "cuda" else ():  # last: a profiler slows down what comes after it
             one.profile(steps)
         costs = tuple(_cost(one, found[0], ceiling) for one in found)
+        del one, found
+        if where.type == "cuda":
+            taken = _memories([partial(make, recipe) for recipe in recipes], where, listener)
+            costs = tuple(replace(cost, memory_gib=gib) for cost, gib in zip(costs, taken, strict=True))
     about = birth_certificate(device=where, seed=recipes[0].seed, rounds=rounds, steps=steps)
     return Bench(costs, ceiling, about)
 
@@ -142,27 +138,32 @@ def _contestant(recipe: Recipe, *, folder: Path, data_folder: Path | None, devic
     return one
 
 
-def _memory_alone(make: Callable[[], _Contestant], device: torch.device, before: int, progress: Progress) -> float:
-    """GiB of the GPU a recipe holds while it trains and nothing else does; compiled passes share memory if they can.
+def _memories(makers: Sequence[Callable[[], _Contestant]], device: torch.device, progress: Progress) -> list[float]:
+    """GiB of the GPU each recipe holds while it trains and nothing else does; compiled passes share memory if they can.
 
-    Over what was taken `before` any of them: what libraries take once, and keep, belongs to each as if it were the
-    first. Counted after the first steps: choosing kernels takes memory that is given back.
+    Asked when all have been trained once: kernels are chosen and libraries have what they keep, or whoever comes first
+    would pay for that.
     """
-    one = make()
-    _free_memory(device)
-    one.run(2)
-    wait(device)
-    taken = (torch.cuda.max_memory_reserved(device) - before) / 2**30
-    progress.advance(1, one.job.name)
-    del one
-    torch.compiler.reset()  # with the memory of what it compiled
+    progress.begin("each alone, for its memory", len(makers))
+    taken = []
+    before = _free_memory(device)
+    for make in makers:
+        one = make()
+        _free_memory(device, compiled=True)
+        one.run(2)
+        wait(device)
+        taken.append((torch.cuda.max_memory_reserved(device) - before) / 2**30)
+        progress.advance(1, one.job.name)
+        del one
+        _free_memory(device)
+    progress.end()
     return taken
 
 
-def _free_memory(device: torch.device) -> int:
-    """Give back what nobody uses, forget old peaks; the bytes that are still taken."""
-    if device.type != "cuda":
-        return 0
+def _free_memory(device: torch.device, *, compiled: bool = False) -> int:
+    """Give back what nobody uses, forget old peaks; the bytes that are still taken. What is compiled may stay."""
+    if not compiled:
+        torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -225,7 +226,7 @@ def _cost(one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:
         seconds_per_epoch=seconds * len(job.loader),
         tflops=tflops,
         share_of_ceiling=tflops / ceiling,
-        memory_gib=one.memory,
+        memory_gib=None,
         attack_ms=one.attack_ms,
         kernels_ms=one.kernels_ms,
         ratio=ratio.value,

@@ -10,8 +10,10 @@ import torch
 
 # What the name of a kernel tells, the first that fits; names are those of cuDNN, cuBLAS, Triton and torch.
 KINDS = {
-    # First: the compiler names what it fuses, casts and neighbours included.
-    "normalisation and ReLU": r"batch_?norm|bn_(fw|bw)|^_forward$|^_backward$",
+    # First: the compiler names what it fuses, casts and neighbours included; `le` and `where` mask behind a ReLU.
+    "normalisation and ReLU": (
+        r"batch_?norm|bn_(fw|bw)|moments|^_(forward|backward|merge_sums)$|^triton.*(relu|_le_.*where)"
+    ),
     "convolutions": r"^(?!triton).*(conv|fprop|dgrad|wgrad|implicit_gemm|cudnn|nhwc)",
     "matrix products": r"^(?!triton).*(gemm|gemv|cutlass|cublas|nvjet)",
     "copies": r"^memcpy|^memset|copy",

@@ -20,10 +20,11 @@ Ours come from the files `flatrock bench` writes, the others from `results/speed
 
 WORDS = """\
 Behind a time stands the interval that holds its median over the rounds with 95 %; memory is one number: what a recipe,
-alone on the GPU, holds while it trains, without what choosing kernels takes once in its first steps. A ratio is only
-taken between recipes trained in turn in one process; its base is the same recipe without flatness methods. **yes**:
-neither the number nor its interval exceeds the target. **open**: the number does not, but its interval does, or there
-were too few rounds for one. **no**: the number does. Of two files that measure the same the newer counts."""
+alone on the GPU, holds while it trains, without what choosing kernels takes once in its first steps and what libraries
+keep for themselves. A ratio is only taken between recipes trained in turn in one process; its base is the same recipe
+without flatness methods. **yes**: neither the number nor its interval exceeds the target. **open**: the number does
+not, but its interval does, or there were too few rounds for one. **no**: the number does. Of two files that measure the
+same the newer counts."""
 
 HOW = """\
 ```sh
