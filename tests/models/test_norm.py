@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from flatrock.core.rng import Seed
 from flatrock.models.joint import Joint
 from flatrock.models.layers import activated
-from flatrock.models.norm import normalised, usual
+from flatrock.models.norm import count_batches, normalised, usual
 
 SHAPES = [(6, 4, 5, 3), (9, 7), (2, 3, 4), (5, 160, 4, 4)]
 
@@ -40,6 +40,7 @@ def got(
 ) -> tuple[list[Tensor], list[Tensor]]:
     leaf = x.clone().requires_grad_(True)
     out = normalised(norm, leaf, parts=parts, relu=relu, kernels=kernels)
+    count_batches([norm], parts)
     grads = torch.autograd.grad(out, [leaf, *norm.parameters()], grad)
     return [out.detach(), *grads], list(norm.buffers())
 

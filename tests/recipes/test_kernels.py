@@ -26,7 +26,7 @@ NAMES = {
     "_moments": "normalisation and ReLU",
     "_merge_moments": "normalisation and ReLU",
     "_grad_moments": "normalisation and ReLU",
-    "_merge_sums": "normalisation and ReLU",
+    "_merge_grads": "normalisation and ReLU",
     "triton_poi_fused__to_copy_add_mul_relu_view_16": "normalisation and ReLU",
     "triton_poi_fused__to_copy_add_convolution_backward_div_le_mul_neg_scalar_tensor_sub_view_where_39": (
         "normalisation and ReLU"

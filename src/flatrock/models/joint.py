@@ -15,7 +15,7 @@ from flatrock.core.borrow import full_precision, kept_buffers
 from flatrock.core.rng import kept_global_rng, random_states
 from flatrock.models.compare import hooked, near
 from flatrock.models.fused_layers import has_triton
-from flatrock.models.norm import normalised, usual
+from flatrock.models.norm import count_batches, normalised, usual
 from flatrock.models.view import view
 
 # Rows of each batch on which one pass and several are compared.
@@ -32,6 +32,7 @@ class Joint:
 
     def __init__(self, model: nn.Module, parts: int) -> None:
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+        self._parts, self._usual = parts, [norm for norm in norms if usual(norm)]
         self._ways = [
             (norm, {"forward": partial(_each, norm, parts), "activated": partial(_each, norm, parts, relu=True)})
             for norm in norms
@@ -53,6 +54,7 @@ class Joint:
         """What `work`, a pass of the network, gives for one input after the other."""
         with self._apart():
             found = work(torch.cat(list(inputs)) if len(inputs) > 1 else inputs[0])
+        count_batches([norm for norm in self._usual if norm.training], self._parts)
         parts = zip(*(tensor.chunk(len(inputs)) for tensor in found), strict=True)
         return [tensor for part in parts for tensor in part]
 
@@ -60,7 +62,7 @@ class Joint:
 def _each(norm: nn.Module, parts: int, x: Tensor, *, relu: bool = False) -> Tensor:
     """What a BatchNorm, and a ReLU behind it, give for one batch after the other."""
     if usual(norm) and norm.training:
-        kernels = x.is_cuda and x.dim() == 4 and x.dtype != torch.float64 and HAS_TRITON
+        kernels = HAS_TRITON and x.is_cuda and x.dim() == 4 and norm.weight.dtype == torch.float32
         return normalised(norm, x, parts=parts, relu=relu, kernels=kernels)
     out = torch.cat([type(norm).forward(norm, part) for part in x.chunk(parts)])
     return F.relu(out) if relu else out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,40 +18,48 @@ def _by_batch(x: Tensor, parts: int) -> Tensor:
 
 
 def _spread(values: Tensor, x: Tensor) -> Tensor:
-    """[parts, c], to be combined with what `_by_batch` gives."""
+    """[parts, c], to be combined with what `_by_batch` makes of x."""
     return values.reshape(values.shape[0], 1, values.shape[1], *[1] * (x.dim() - 2))
 
 
-def _moments(x: Tensor, parts: int, kernels: bool) -> tuple[Tensor, Tensor]:
-    """Mean and (biased) variance [parts, c] of every batch."""
-    if kernels:
-        from flatrock.models.norm_triton import moments
+def _count(x: Tensor, parts: int) -> int:
+    """Entries of a channel in one batch."""
+    return x.numel() // (x.shape[1] * parts)
 
-        mean, var = moments(x, parts)
-        return mean, var
-    split = _by_batch(x, parts).to(torch.promote_types(x.dtype, torch.float32))
-    dims = [1, *range(3, split.dim())]
-    var, mean = torch.var_mean(split, dims, correction=0)
-    return mean, var
+
+def _sums_of(split: Tensor) -> list[int]:
+    """The axes of a batch and its pixels, behind that of batches."""
+    return [1, *range(3, split.dim())]
+
+
+def _moments(
+    x: Tensor, weight: Tensor, bias: Tensor, running: Sequence[Tensor], parts: int, eps: float, momentum: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `norm_triton.moments` gives and does, in torch."""
+    split = _by_batch(x, parts).to(torch.promote_types(x.dtype, weight.dtype))
+    var, mean = torch.var_mean(split, _sums_of(split), correction=0)
+    inverse = (var + eps).rsqrt()
+    count = _count(x, parts)
+    for i in range(parts):
+        running[0].lerp_(mean[i].to(running[0].dtype), momentum)
+        running[1].lerp_((var[i] * (count / (count - 1))).to(running[1].dtype), momentum)
+    return mean, inverse, weight * inverse, bias - mean * weight * inverse
 
 
 def _grad_moments(
-    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, *, relu: bool, kernels: bool
-) -> tuple[Tensor, Tensor]:
-    """Sums [parts, c] of g and of g * (x - mean) over every batch, g the gradient without what the ReLU stopped."""
-    if kernels:
-        from flatrock.models.norm_triton import grad_moments
-
-        total, product = grad_moments(grad, x, mean, scale, shift, relu)
-        return total, product
+    grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, shift: Tensor, relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `norm_triton.grad_moments` gives, in torch."""
     parts = mean.shape[0]
     split, value = _let_through(_by_batch(grad, parts), _by_batch(x, parts).to(mean.dtype), scale, shift, relu)
-    dims = [1, *range(3, split.dim())]
-    return split.sum(dims), (split * (value - _spread(mean, x))).sum(dims)
+    total = split.sum(_sums_of(split))
+    slope = (split * (value - _spread(mean, x))).sum(_sums_of(split)) * inverse  # of g z
+    of_x = -scale * inverse * slope / _count(x, parts)
+    return slope.sum(0), total.sum(0), of_x, -scale * total / _count(x, parts) - of_x * mean
 
 
 def _let_through(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
-    """The gradient that reaches the BatchNorm, and x."""
+    """The gradient that the ReLU lets through to the BatchNorm, and x."""
     grad = grad.to(x.dtype)
     if relu:
         grad = torch.where(x * _spread(scale, x[0]) + _spread(shift, x[0]) <= 0, 0, grad)
@@ -58,7 +67,7 @@ def _let_through(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, relu: bo
 
 
 class _Normalised(torch.autograd.Function):
-    """relu((x - mean) / sqrt(var + eps) * weight + bias), mean and var of every batch; and both.
+    """relu(z weight + bias), z = (x - mean) / sqrt(var + eps), mean and variance of every batch for itself.
 
     Only sums over a batch need kernels of their own: the rest is arithmetic per entry, which a compiler puts together
     with what stands before and behind. The mask of the ReLU is computed again, not kept.
@@ -66,36 +75,43 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, parts: int, eps: float, relu: bool, kernels: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = _moments(x, parts, kernels)
-        scale = weight * (var + eps).rsqrt()
-        shift = bias - mean * scale
-        split = _by_batch(x, parts)
-        out = split.to(scale.dtype) * _spread(scale, x) + _spread(shift, x)
-        out = (F.relu(out) if relu else out).to(x.dtype).flatten(0, 1)
-        ctx.save_for_backward(x, mean, var, scale, shift)
-        ctx.eps, ctx.relu, ctx.kernels = eps, relu, kernels
-        ctx.mark_non_differentiable(mean, var)
-        return out, mean, var
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        how: tuple[int, float, float, bool, bool],
+    ) -> Tensor:
+        parts, eps, momentum, relu, kernels = how
+        if kernels:
+            from flatrock.models.norm_triton import moments
+
+            found = moments(x, weight, bias, running_mean, running_var, parts, eps, momentum)
+        else:
+            found = _moments(x, weight, bias, (running_mean, running_var), parts, eps, momentum)
+        mean, inverse, scale, shift = found
+        out = _by_batch(x, parts).to(scale.dtype) * _spread(scale, x) + _spread(shift, x)
+        ctx.save_for_backward(x, mean, inverse, scale, shift)
+        ctx.relu, ctx.kernels = relu, kernels
+        return (F.relu(out) if relu else out).to(x.dtype).flatten(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """dx = w s (g - sum g / N - z sum(g z) / N), z = (x - mean) s, s = 1 / sqrt(var + eps)."""
-        x, mean, var, scale, shift = ctx.saved_tensors
+        """dx = scale g + of_x x + rest: see `norm_triton.grad_moments`."""
+        x, mean, inverse, scale, shift = ctx.saved_tensors
+        if ctx.kernels:
+            from flatrock.models.norm_triton import grad_moments
+
+            found = grad_moments(grads[0], x, mean, inverse, scale, shift, ctx.relu)
+        else:
+            found = _grad_moments(grads[0], x, mean, inverse, scale, shift, ctx.relu)
+        weight, bias, of_x, rest = found
         parts = mean.shape[0]
-        count = x.numel() // (x.shape[1] * parts)
-        inverse = (var + ctx.eps).rsqrt()
-        total, product = _grad_moments(grads[0], x, mean, scale, shift, relu=ctx.relu, kernels=ctx.kernels)
-        slope = product * inverse  # sum of g z
-        split, value = _let_through(
-            _by_batch(grads[0], parts), _by_batch(x, parts).to(mean.dtype), scale, shift, ctx.relu
-        )
-        # One factor per channel for g, for x, and a constant.
-        of_x = -scale * inverse * slope / count
-        rest = -scale * total / count - of_x * mean
-        dx = split * _spread(scale, x) + value * _spread(of_x, x) + _spread(rest, x)
-        return dx.to(x.dtype).flatten(0, 1), slope.sum(0), total.sum(0), None, None, None, None
+        split = _by_batch(x, parts).to(mean.dtype)
+        grad, split = _let_through(_by_batch(grads[0], parts), split, scale, shift, ctx.relu)
+        dx = grad * _spread(scale, x) + split * _spread(of_x, x) + _spread(rest, x)
+        return dx.to(x.dtype).flatten(0, 1), weight, bias, None, None, None
 
 
 def usual(norm: nn.Module) -> bool:
@@ -107,20 +123,18 @@ def usual(norm: nn.Module) -> bool:
 def normalised(norm: nn.Module, x: Tensor, *, parts: int, relu: bool, kernels: bool) -> Tensor:
     """What this BatchNorm in train mode, and a ReLU behind it, give for `parts` batches, each by its own statistics.
 
-    Running statistics are taken over batch by batch: r <- (1 - m) r + m (mean or unbiased variance).
+    Running statistics are taken over batch by batch: r <- (1 - m) r + m (mean or unbiased variance). Its count of
+    batches is left as it is: see `count_batches`.
     """
     assert isinstance(norm, NORMS)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    assert norm.momentum is not None
-    found = _Normalised.apply(x, norm.weight, norm.bias, parts, norm.eps, relu, kernels)  # type: ignore[no-untyped-call]
-    out, mean, var = found
-    count = x.numel() // (x.shape[1] * parts)
-    with torch.no_grad():
-        for i in range(parts):
-            norm.running_mean.lerp_(mean[i].to(norm.running_mean.dtype), norm.momentum)
-            norm.running_var.lerp_((var[i] * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum)
-        norm.num_batches_tracked.add_(parts)
-    assert isinstance(out, Tensor)
+    how = parts, norm.eps, norm.momentum, relu, kernels
+    given = x, norm.weight, norm.bias, norm.running_mean, norm.running_var
+    out: Tensor = _Normalised.apply(*given, how)  # type: ignore[no-untyped-call]
     return out
+
+
+def count_batches(norms: Sequence[nn.Module], parts: int) -> None:
+    """Let these layers know how many batches they have seen; all in one launch."""
+    counters = [norm.num_batches_tracked for norm in norms]
+    if counters:
+        torch._foreach_add_(counters, parts)  # type: ignore[arg-type]

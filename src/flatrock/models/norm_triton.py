@@ -45,31 +45,35 @@ def _moments(x, means, squares, piece, channels, R: tl.constexpr, C: tl.constexp
 
 
 @triton.jit
-def _merge_moments(means, squares, mean, var, piece, pieces, channels, P: tl.constexpr, C: tl.constexpr):
-    channel = tl.program_id(1) * C + tl.arange(0, C)
+def _merge_moments(
+    means, squares, weight, bias, running_mean, running_var, mean, inverse, scale, shift, piece, pieces, channels, eps,
+    momentum, PARTS: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * C + tl.arange(0, C)
+    inside = channel < channels
     number = tl.arange(0, P)
-    there = (number < pieces)[:, None] & (channel < channels)[None, :]
-    at = (tl.program_id(0) * pieces + number)[:, None] * channels + channel[None, :]
-    each = tl.load(means + at, mask=there, other=0.0)
-    middle = tl.sum(each, 0) / pieces
-    apart = tl.where(there, each - middle[None, :], 0.0)
-    within = tl.sum(tl.load(squares + at, mask=there, other=0.0), 0) / piece
-    at = tl.program_id(0) * channels + channel
-    tl.store(mean + at, middle, mask=channel < channels)
-    tl.store(var + at, (within + tl.sum(apart * apart, 0)) / pieces, mask=channel < channels)
-
-
-@triton.jit
-def _merge_sums(firsts, seconds, first, second, pieces, channels, P: tl.constexpr, C: tl.constexpr):
-    channel = tl.program_id(1) * C + tl.arange(0, C)
-    number = tl.arange(0, P)
-    there = (number < pieces)[:, None] & (channel < channels)[None, :]
-    at = (tl.program_id(0) * pieces + number)[:, None] * channels + channel[None, :]
-    one = tl.sum(tl.load(firsts + at, mask=there, other=0.0), 0)
-    two = tl.sum(tl.load(seconds + at, mask=there, other=0.0), 0)
-    at = tl.program_id(0) * channels + channel
-    tl.store(first + at, one, mask=channel < channels)
-    tl.store(second + at, two, mask=channel < channels)
+    there = (number < pieces)[:, None] & inside[None, :]
+    w = tl.load(weight + channel, mask=inside, other=0.0)
+    b = tl.load(bias + channel, mask=inside, other=0.0)
+    kept_mean = tl.load(running_mean + channel, mask=inside, other=0.0)
+    kept_var = tl.load(running_var + channel, mask=inside, other=0.0)
+    for part in tl.static_range(PARTS):
+        at = (part * pieces + number)[:, None] * channels + channel[None, :]
+        each = tl.load(means + at, mask=there, other=0.0)
+        middle = tl.sum(each, 0) / pieces
+        apart = tl.where(there, each - middle[None, :], 0.0)
+        # Squares within the pieces, and those of their means.
+        total = tl.sum(tl.load(squares + at, mask=there, other=0.0), 0) + piece * tl.sum(apart * apart, 0)
+        over = 1 / tl.sqrt(total / (piece * pieces) + eps)
+        at = part * channels + channel
+        tl.store(mean + at, middle, mask=inside)
+        tl.store(inverse + at, over, mask=inside)
+        tl.store(scale + at, w * over, mask=inside)
+        tl.store(shift + at, b - middle * w * over, mask=inside)
+        kept_mean += momentum * (middle - kept_mean)
+        kept_var += momentum * (total / (piece * pieces - 1) - kept_var)
+    tl.store(running_mean + channel, kept_mean, mask=inside)
+    tl.store(running_var + channel, kept_var, mask=inside)
 
 
 @triton.jit
@@ -101,70 +105,130 @@ def _grad_moments(
     tl.store(products + at, tl.sum(second, 0), mask=inside)
 
 
+@triton.jit
+def _merge_grads(
+    totals, products, mean, inverse, scale, weight, bias, of_x, rest, piece, pieces, channels, PARTS: tl.constexpr,
+    P: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * C + tl.arange(0, C)
+    inside = channel < channels
+    number = tl.arange(0, P)
+    there = (number < pieces)[:, None] & inside[None, :]
+    slopes = tl.zeros([C], tl.float32)
+    sums = tl.zeros([C], tl.float32)
+    for part in tl.static_range(PARTS):
+        at = (part * pieces + number)[:, None] * channels + channel[None, :]
+        total = tl.sum(tl.load(totals + at, mask=there, other=0.0), 0)
+        product = tl.sum(tl.load(products + at, mask=there, other=0.0), 0)
+        at = part * channels + channel
+        over = tl.load(inverse + at, mask=inside, other=0.0)
+        a = tl.load(scale + at, mask=inside, other=0.0)
+        slope = product * over
+        factor = -a * over * slope / (piece * pieces)
+        middle = tl.load(mean + at, mask=inside, other=0.0)
+        tl.store(of_x + at, factor, mask=inside)
+        tl.store(rest + at, -a * total / (piece * pieces) - factor * middle, mask=inside)
+        slopes += slope
+        sums += total
+    tl.store(weight + channel, slopes, mask=inside)
+    tl.store(bias + channel, sums, mask=inside)
+
+
 def _cut(x: Tensor, parts: int) -> tuple[int, int, tuple[int, int]]:
     """Pieces of a batch, their rows, and the tile of a program: pieces are equal, so powers of two that divide."""
     channels = x.shape[1]
     rows = x.numel() // channels // parts
     wide = triton.next_power_of_2(min(channels, WIDE))
     high = TILE // wide
+    most = min(rows // high, PROGRAMS // (parts * triton.cdiv(channels, wide)))
     pieces = 1
-    while (
-        rows % (2 * pieces) == 0
-        and rows // (2 * pieces) >= high
-        and 2 * pieces * parts * triton.cdiv(channels, wide) <= PROGRAMS
-    ):
+    while rows % (2 * pieces) == 0 and 2 * pieces <= most:
         pieces *= 2
     return pieces, rows // pieces, (high, wide)
 
 
-def _pairs(x: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.float32)
+def _room(x: Tensor, *shape: int) -> Tensor:
+    return x.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.custom_op("flatrock::moments", mutates_args=())
-def moments(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """Mean and (biased) variance [parts, c] of every batch."""
+@torch.library.custom_op("flatrock::moments", mutates_args=("running_mean", "running_var"))
+def moments(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    parts: int,
+    eps: float,
+    momentum: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean m and 1 / sqrt(var + eps) [parts, c] of every batch, and a = weight / sqrt(var + eps), b = bias - m a.
+
+    Running statistics take over one batch after the other.
+    """
     x = x.contiguous(memory_format=torch.channels_last)
     channels = x.shape[1]
     pieces, piece, tile = _cut(x, parts)
-    means, squares = _pairs(x, parts, pieces, channels)
-    mean, var = _pairs(x, parts, channels)
+    means, squares = (_room(x, parts, pieces, channels) for _ in range(2))
+    mean, inverse, scale, shift = (_room(x, parts, channels) for _ in range(4))
     grid = parts * pieces, triton.cdiv(channels, tile[1])
-    last = parts, triton.cdiv(channels, MERGED)
-    high = triton.next_power_of_2(pieces)
+    last = (triton.cdiv(channels, MERGED),)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches where torch is, not where the tensors are
         _moments[grid](x, means, squares, piece, channels, *tile, num_warps=WARPS)
-        _merge_moments[last](means, squares, mean, var, piece, pieces, channels, high, MERGED)
-    return mean, var
+        _merge_moments[last](
+            means, squares, weight, bias, running_mean, running_var, mean, inverse, scale, shift, piece, pieces,
+            channels, eps, momentum, parts, triton.next_power_of_2(pieces), MERGED,
+        )  # fmt: skip
+    return mean, inverse, scale, shift
 
 
 @torch.library.custom_op("flatrock::grad_moments", mutates_args=())
 def grad_moments(
-    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, relu: bool
-) -> tuple[Tensor, Tensor]:
-    """Sums [parts, c] of g and of g * (x - mean) over every batch; g is 0 where x * scale + shift <= 0 if `relu`."""
+    grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, shift: Tensor, relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of weight and bias [c], sum(g z) and sum(g); and factors of that of x, dx = scale g + of_x x + rest.
+
+    g is the gradient behind the BatchNorm: 0 where x * scale + shift <= 0 if `relu`. With z = (x - mean) inverse and N
+    entries to a batch, dx = scale (g - sum(g) / N - z sum(g z) / N).
+    """
     parts, channels = mean.shape
     grad, x = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (grad, x))
-    mean, scale, shift = (tensor.contiguous() for tensor in (mean, scale, shift))
+    mean, inverse, scale, shift = (tensor.contiguous() for tensor in (mean, inverse, scale, shift))
     pieces, piece, tile = _cut(x, parts)
-    totals, products = _pairs(x, parts, pieces, channels)
-    total, product = _pairs(x, parts, channels)
+    totals, products = (_room(x, parts, pieces, channels) for _ in range(2))
+    weight, bias = _room(x, channels), _room(x, channels)
+    of_x, rest = _room(x, parts, channels), _room(x, parts, channels)
     grid = parts * pieces, triton.cdiv(channels, tile[1])
-    last = parts, triton.cdiv(channels, MERGED)
-    high = triton.next_power_of_2(pieces)
+    last = (triton.cdiv(channels, MERGED),)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _grad_moments[grid](
             grad, x, mean, scale, shift, totals, products, piece, pieces, channels, relu, *tile, num_warps=WARPS
         )
-        _merge_sums[last](totals, products, total, product, pieces, channels, high, MERGED)
-    return total, product
+        _merge_grads[last](
+            totals, products, mean, inverse, scale, weight, bias, of_x, rest, piece, pieces, channels, parts,
+            triton.next_power_of_2(pieces), MERGED,
+        )  # fmt: skip
+    return weight, bias, of_x, rest
 
 
 @moments.register_fake
-def _(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    return _pairs(x, parts, x.shape[1])
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    parts: int,
+    eps: float,
+    momentum: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shape = parts, x.shape[1]
+    return _room(x, *shape), _room(x, *shape), _room(x, *shape), _room(x, *shape)
 
 
 @grad_moments.register_fake
-def _(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
-    return _pairs(x, *mean.shape)
+def _(
+    grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, shift: Tensor, relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    channels = x.shape[1]
+    return _room(x, channels), _room(x, channels), _room(x, *mean.shape), _room(x, *mean.shape)

@@ -12,7 +12,7 @@ import torch
 KINDS = {
     # First: the compiler names what it fuses, casts and neighbours included; `le` and `where` mask behind a ReLU.
     "normalisation and ReLU": (
-        r"batch_?norm|bn_(fw|bw)|moments|^_(forward|backward|merge_sums)$|^triton.*(relu|_le_.*where)"
+        r"batch_?norm|bn_(fw|bw)|moments|^_(forward|backward|merge_grads)$|^triton.*(relu|_le_.*where)"
     ),
     "convolutions": r"^(?!triton).*(conv|fprop|dgrad|wgrad|implicit_gemm|cudnn|nhwc)",
     "matrix products": r"^(?!triton).*(gemm|gemv|cutlass|cublas|nvjet)",
