@@ -277,6 +277,36 @@ def test_padded_convolutions(how: dict[str, Any]) -> None:
     assert torch.allclose(padded(x), conv(x), rtol=1e-12, atol=1e-12)
 
 
+def test_padded_convolutions_cast_what_they_read() -> None:
+    conv = nn.Conv2d(3, 5, 3)
+    x = torch.rand(2, 3, 9, 9, generator=Seed(1).generator())
+    out = PaddedConv(conv, "conv").bfloat16()(x)
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.float(), conv(x), atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [1, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
+def test_padded_convolutions_on_a_gpu(channels: int, dtype: torch.dtype, last: bool) -> None:
+    """Nothing but the padding: a convolution that hands its inputs on, and gradients that come back."""
+    conv = nn.Conv2d(channels, 8, 1, bias=False)
+    nn.init.dirac_(conv.weight)
+    padded = PaddedConv(conv, "conv").cuda().half().requires_grad_(False)
+    layout = torch.channels_last if last else torch.contiguous_format
+    x = torch.randn(5, channels, 9, 7, generator=Seed(1).generator()).cuda().to(dtype).contiguous(memory_format=layout)
+    leaf = x.clone().requires_grad_(True)
+    out = padded(leaf)
+    assert out.dtype == torch.float16
+    assert torch.equal(out[:, :channels], x.half())
+    assert not out[:, channels:].any()
+    (grad,) = torch.autograd.grad(out, leaf, out)
+    assert grad.dtype == x.dtype
+    assert grad.is_contiguous(memory_format=layout)
+    assert torch.equal(grad, x.half().to(dtype))
+
+
 CONVS: list[dict[str, Any]] = [
     {"bias": False, "padding": 1},
     {"padding": (0, 1), "stride": 2},

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from flatrock.core.rng import random_states
 from flatrock.models.compare import hooked
 from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, fixed, foldable, narrow
+from flatrock.models.turned import TurnedConv, turnable
 
 RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
 SUMS = (operator.add, torch.add)
@@ -36,6 +37,8 @@ def fused(model: nn.Module, *, trace: bool = True, fold: bool = True) -> tuple[n
     surgery = _Surgery(traced, fold=fold)
     for node in list(traced.graph.nodes):
         surgery.operate(node)
+    for node in list(traced.graph.nodes) if fold else ():
+        surgery.turn(node)
     traced.graph.lint()
     traced.recompile()
     traced.delete_all_unused_submodules()
@@ -76,6 +79,13 @@ class _Surgery:
             self._fuse(node, module)
         elif module is not None and narrow(module):
             self._replace(node, self._insert(node, PaddedConv(module, str(node.target)), node.args))
+
+    def turn(self, node: fx.Node) -> None:
+        """Replace a convolution that is left, if its gradients are faster that way."""
+        usual = node.op == "call_module" and len(node.args) == 1 and not node.kwargs
+        module = self.traced.get_submodule(str(node.target)) if usual else None
+        if module is not None and turnable(module):
+            self._replace(node, self._insert(node, TurnedConv(module, str(node.target)), node.args))  # type: ignore[arg-type]
 
     def _fuse(self, node: fx.Node, norm: nn.Module) -> None:
         """One Affine for a BatchNorm, the sum before it and the ReLU behind it (if nothing reads in between)."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.models.compare import hooked
+from flatrock.models.turned import input_gradient, room_for_turned, turn, turnable
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Tensor cores take channels in groups of this many.
@@ -96,22 +97,26 @@ class _ConvKernel(torch.autograd.Function):
     """cuDNN's convolution + bias + ReLU; the mask of the ReLU is read off the output."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, how: tuple[Any, Any, Any]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, turned: Tensor | None, how: tuple[Any, Any, Any]
+    ) -> Tensor:
         out: Tensor = torch.cudnn_convolution_relu(x, weight, bias, *how, 1)
-        ctx.save_for_backward(x, weight, out)
+        ctx.save_for_backward(x, weight, turned, out)
         ctx.how = how
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         from flatrock.models.affine_triton import affine_backward
 
-        x, weight, out = ctx.saved_tensors
+        x, weight, turned, out = ctx.saved_tensors
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
             grad = affine_backward(grads[0], None, out, None, None)
+        if turned is not None:
+            return input_gradient(grad, turned, ctx.how[1]), None, None, None, None
         alone = True, False, False  # the gradient of the input, not those of weight and bias
         found = torch.ops.aten.convolution_backward(grad, x, weight, None, *ctx.how, False, (0, 0), 1, alone)
-        return found[0], None, None, None
+        return found[0], None, None, None, None
 
 
 class FoldedConv(nn.Module):
@@ -128,19 +133,49 @@ class FoldedConv(nn.Module):
         self.weight = nn.Parameter(torch.empty_like(conv.weight))
         self.bias = nn.Parameter(torch.empty_like(norm.shift, dtype=conv.weight.dtype))
         self.how: tuple[Any, Any, Any] = conv.stride, conv.padding, conv.dilation
+        self.register_buffer("turned", room_for_turned(conv.weight) if turnable(conv) else None, persistent=False)
+        self.turned: Tensor | None
         refold([self], [conv.weight], [conv.bias])
 
     def forward(self, x: Tensor) -> Tensor:
         """What the three layers give."""
         halves = x.dtype in (torch.float16, torch.bfloat16) and x.dtype == self.weight.dtype
         if x.is_cuda and halves and torch.backends.cudnn.enabled and has_triton():
-            out: Tensor = _ConvKernel.apply(x, self.weight, self.bias, self.how)  # type: ignore[no-untyped-call]
+            out: Tensor = _ConvKernel.apply(x, self.weight, self.bias, self.turned, self.how)  # type: ignore[no-untyped-call]
             return out
         return F.relu(F.conv2d(x, self.weight, self.bias, *self.how))
 
 
+class _Widened(torch.autograd.Function):
+    """Images with zero channels beside theirs, channels innermost, in another dtype: one kernel each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, missing: int, dtype: torch.dtype) -> Tensor:
+        from flatrock.models.pad_triton import copy_channels
+
+        shape = x.shape[0], x.shape[1] + missing, *x.shape[2:]
+        out = torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
+        copy_channels(x, out)
+        # What the gradient looks like: it fills a tensor of its own.
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        ctx.like = x.shape, x.dtype, torch.channels_last if last else torch.contiguous_format
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        from flatrock.models.pad_triton import copy_channels
+
+        shape, dtype, layout = ctx.like
+        grad = torch.empty(shape, dtype=dtype, device=grads[0].device, memory_format=layout)
+        copy_channels(grads[0], grad)
+        return grad, None, None
+
+
 class PaddedConv(nn.Module):
-    """A convolution of few channels with zero channels beside them: tensor cores want groups of 8."""
+    """A convolution of few channels with zero channels beside them: tensor cores want groups of 8.
+
+    Its inputs may have another dtype than its weights, whose dtype the result has.
+    """
 
     def __init__(self, conv: nn.Conv2d, source: str) -> None:
         super().__init__()
@@ -152,7 +187,11 @@ class PaddedConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the convolution gives."""
-        return F.conv2d(F.pad(x, (0, 0, 0, 0, 0, self.missing)), self.weight, self.bias, **self.how)
+        if x.is_cuda and x.dim() == 4 and has_triton():
+            wide: Tensor = _Widened.apply(x, self.missing, self.weight.dtype)  # type: ignore[no-untyped-call]
+        else:
+            wide = F.pad(x.to(self.weight.dtype), (0, 0, 0, 0, 0, self.missing))
+        return F.conv2d(wide, self.weight, self.bias, **self.how)
 
 
 def follow(affines: Sequence[Affine], norms: Sequence[nn.Module]) -> None:
@@ -192,6 +231,8 @@ def refold(layers: Sequence[FoldedConv], weights: Sequence[Tensor], biases: Sequ
     torch._foreach_copy_([f.weight for f in layers], folded)
     moved = [s if b is None else s + a * b for a, s, b in zip(scales, shifts, biases, strict=True)]
     torch._foreach_copy_([f.bias for f in layers], moved)
+    both = [(f.turned, f.weight) for f in layers if f.turned is not None]
+    turn([turned for turned, _ in both], [weight for _, weight in both])
 
 
 def fixed(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from io import StringIO
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from flatrock.core.borrow import full_precision, kept_buffers, mode, nudged
 from flatrock.core.errors import ModelError
@@ -21,6 +21,7 @@ from flatrock.models.compare import near
 from flatrock.models.fused import fused
 from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, follow, refold
 from flatrock.models.replay import Replay
+from flatrock.models.turned import TurnedConv, turn
 
 # Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
 # ratios of logits can have huge ones; half precision would round the first to zero and the second to infinity.
@@ -91,7 +92,10 @@ class Twin(nn.Module, Replayer):
         self._channels_last = channels_last and any(p.dim() == 4 for p in self.inner.parameters())
         if self._channels_last:
             self.inner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Then nothing stands between the inputs and a layer that casts and arranges them as it reads them.
+        self._direct = _first_is_padded(self.inner)
         self._affines = [m for m in self.inner.modules() if isinstance(m, Affine)]
+        self._turned = [m for m in self.inner.modules() if isinstance(m, TurnedConv)]
         self._pairs, self._folds = _pairs(self.inner, model), _folds(self.inner, model)
         # In lists, so that the network does not become a part of its twin.
         self._source = [model]
@@ -123,6 +127,7 @@ class Twin(nn.Module, Replayer):
                 if wide.shape != tensor.shape or id(tensor) in names:
                     # A padded convolution follows in its first channels.
                     (wide if wide.shape == tensor.shape else wide[:, : tensor.shape[1]]).copy_(moved(tensor))
+            turn([m.turned for m in self._turned], [m.weight for m in self._turned])
             # With a shift one after the other: moved weights of all layers at once would be as large as the network.
             for some in [[each] for each in folds] if names else [folds]:
                 refold(
@@ -152,13 +157,13 @@ class Twin(nn.Module, Replayer):
         return "; ".join(self._replay.refused.values())
 
     def inside(self, x: Tensor) -> Tensor:
-        """Logits of inputs, both in the precision of the copy."""
-        last = self._channels_last and x.dim() == 4
+        """Logits, in the precision of the copy, of inputs in the same."""
+        last = self._channels_last and x.dim() == 4 and not self._direct
         logits: Tensor = self.inner(x.contiguous(memory_format=torch.channels_last) if last else x)
         return logits
 
     def _pass(self, x: Tensor) -> Tensor:
-        return self.inside(x.to(self._dtype)).float()
+        return self.inside(x if self._direct else x.to(self._dtype)).float()
 
 
 def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16, gradients: bool = False) -> Twin:
@@ -212,6 +217,15 @@ def probe_inputs(model: Classifier) -> Tensor:
     return x.to(device=tensor.device, dtype=tensor.dtype)
 
 
+def _first_is_padded(inner: nn.Module) -> bool:
+    """Whether only padded convolutions of a traced network read its inputs."""
+    if not isinstance(inner, fx.GraphModule):
+        return False
+    readers = [user for node in inner.graph.nodes if node.op == "placeholder" for user in node.users]
+    layers = [inner.get_submodule(str(reader.target)) for reader in readers if reader.op == "call_module"]
+    return 0 < len(readers) == sum(isinstance(layer, PaddedConv) for layer in layers)
+
+
 def _places(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Where a network keeps each parameter and buffer, by name; tensors may be replaced there."""
     found: dict[str, dict[str, Any]] = {}
@@ -230,7 +244,7 @@ def _pairs(inner: nn.Module, model: nn.Module) -> list[tuple[Tensor, dict[str, A
         module: Any = inner.get_submodule(owner)
         if isinstance(module, FoldedConv):
             continue
-        source = f"{module.source}.{last}" if isinstance(module, Affine | PaddedConv) else name
+        source = f"{module.source}.{last}" if isinstance(module, Affine | PaddedConv | TurnedConv) else name
         if source in theirs:  # else it is neither parameter nor buffer of the network: nothing trains it
             found.append((tensor.detach(), theirs[source], last))
     return found

@@ -1,0 +1,114 @@
+"""Gradients of inputs by turned weights: the same gradients, kept up to date, only where they are faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.models.fused import fused
+from flatrock.models.fused_layers import FoldedConv
+from flatrock.models.turned import TurnedConv, turnable
+from flatrock.models.twin import Twin
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=Seed(1).generator())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 3, "padding": 0, "bias": False},
+        {"kernel_size": 1},
+        {"kernel_size": (3, 5), "padding": (2, 1)},
+        {"kernel_size": 2},
+    ],
+    ids=str,
+)
+def test_gradients_are_those_of_the_convolution(how: dict[str, Any]) -> None:
+    conv = nn.Conv2d(96, 40, **how).double()
+    assert turnable(conv)
+    x = draw(2, 96, 7, 6).requires_grad_(True)
+    true, got = conv(x), TurnedConv(conv, "conv")(x)
+    assert torch.equal(got, true)
+    weights = draw(*true.shape)
+    (exact,), (found,) = (torch.autograd.grad(out, x, weights) for out in (true, got))
+    assert torch.allclose(found, exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        nn.Conv2d(160, 160, 3, stride=2),
+        nn.Conv2d(160, 160, 3, dilation=2),
+        nn.Conv2d(160, 160, 3, groups=2),
+        nn.Conv2d(160, 160, 3, padding=3),
+        nn.Conv2d(160, 160, 3, padding="same"),
+        nn.Conv2d(160, 160, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(320, 160, 3),
+        nn.Conv2d(16, 160, 3),
+        nn.Linear(160, 160),
+    ],
+    ids=str,
+)
+def test_others_are_left_alone(other: nn.Module) -> None:
+    assert not turnable(other)
+
+
+class Net(nn.Module):
+    """One convolution that is folded, one that is not, both of an odd width."""
+
+    input_shape = (96, 5, 5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(96, 96, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(96)
+        self.two = nn.Conv2d(96, 96, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.two(self.norm(self.one(x)).relu())
+        return out.mean((2, 3))
+
+
+def test_a_twin_turns_both_and_keeps_them_up_to_date() -> None:
+    with kept_global_rng(seed=Seed(2)):
+        model = Net().double().eval()
+    twin = Twin(model, dtype=torch.float64, gradients=True)
+    (folded,) = (m for m in twin.modules() if isinstance(m, FoldedConv))
+    (turned,) = (m for m in twin.modules() if isinstance(m, TurnedConv))
+    x = draw(3, 96, 5, 5)
+    for scale in (1.0, -0.5):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(scale).add_(0.01)
+        twin.follow()
+        for layer in (folded, turned):
+            assert layer.turned is not None
+            assert torch.equal(layer.turned, layer.weight.transpose(0, 1).flip(2, 3))
+            assert layer.turned.is_contiguous(memory_format=torch.channels_last)
+        leaf = x.clone().requires_grad_(True)
+        (true,) = torch.autograd.grad(model(leaf).square().sum(), leaf)
+        (got,) = torch.autograd.grad(twin(leaf).square().sum(), leaf)
+        assert float((got - true).abs().max()) <= 1e-5 * float(true.abs().max())
+
+
+def test_an_evaluation_turns_nothing() -> None:
+    inner, _ = fused(Net().eval(), fold=False)
+    assert not any(isinstance(m, TurnedConv) for m in inner.modules())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    with kept_global_rng(seed=Seed(2)):
+        model = Net().cuda().eval()
+    twin = Twin(model, gradients=True)
+    leaf = draw(3, 96, 5, 5).float().cuda().requires_grad_(True)
+    (true,) = torch.autograd.grad(model(leaf).square().sum(), leaf)
+    (got,) = torch.autograd.grad(twin(leaf).square().sum(), leaf)
+    assert float((got - true).norm()) <= 0.01 * float(true.norm())
