@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,9 @@ from flatrock.engine.loop import _note_memory, _probed, train
 from flatrock.engine.loss import Stage, run_passes
 from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.step import train_step
+from flatrock.models import joint as joint_module
 from flatrock.models.catalog import create_model
+from flatrock.models.norm import normalised
 from flatrock.models.twin import CARRIED, Twin
 from flatrock.models.view import view
 from flatrock.recipes.build import build_engine
@@ -373,6 +376,29 @@ def test_comparisons_are_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.backends.cudnn.benchmark
     assert seen == [False, False]
     assert runner.findings == {}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_compiled_passes_have_batch_norm_and_relu_as_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """All three pairs of this network, and its statistics are those of plain passes."""
+    monkeypatch.setattr(torch, "compile", lambda work, **options: work)
+    model = create_model("digits_cnn", num_classes=10).train()
+    plain = copy.deepcopy(model)
+    asked: list[bool] = []
+
+    def noted(norm: nn.Module, x: Tensor, **how: Any) -> Tensor:
+        asked.append(how["relu"])
+        return normalised(norm, x, **how)
+
+    monkeypatch.setattr(joint_module, "normalised", noted)
+    runner = Runner(model, Engine(compile=True), size=6)
+    runner.views(*(inputs() for _ in range(count)))
+    for _ in range(count):
+        plain(inputs())
+    assert asked == 2 * 3 * [True], "judged once, then computed once"
+    assert runner._joints[count] is not None
+    for a, b in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_passes_that_cannot_be_one_are_told_about(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,13 +131,41 @@ class Ticking(nn.Module):
         return x
 
 
+class Counting(nn.Module):
+    """Counts its passes beside a long table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.arange(3000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x
+
+
+class Averaging(nn.Module):
+    """Keeps a running mean beside a large constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(5))
+        self.register_buffer("limit", torch.tensor(1e6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average.lerp_(x.detach().mean(0), 0.5)  # type: ignore[operator]
+        return x
+
+
 def hooked() -> nn.Module:
     layer = nn.ReLU()
     layer.register_forward_hook(lambda module, given, found: None)
     return layer
 
 
-@pytest.mark.parametrize("make", [Crowd, Counted, lambda: nn.Dropout(0.5), Rare, Twice, Ticking, hooked], ids=str)
+@pytest.mark.parametrize(
+    "make", [Crowd, Counted, lambda: nn.Dropout(0.5), Rare, Twice, Ticking, Counting, Averaging, hooked], ids=str
+)
 @pytest.mark.parametrize("blind", [False, True])
 def test_only_batch_norms_may_look_at_a_batch(make: Callable[[], nn.Module], blind: bool) -> None:
     with kept_global_rng(seed=Seed(2)):
@@ -157,3 +185,34 @@ def test_plain_layers_do_not() -> None:
     model.body[1].forward = lambda x: x  # type: ignore[method-assign]
     assert joint(model, batches(model)) is None, "a layer somebody changed keeps its change"
     assert "forward" in model.body[1].__dict__
+
+
+class Spare(nn.Module):
+    """A BatchNorm, and another that nobody asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.spare = nn.BatchNorm1d(5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x)
+        return out
+
+
+@pytest.mark.parametrize("begun", [0, 5000])
+@pytest.mark.parametrize("count", [1, 2])
+def test_layers_count_the_batches_they_see(begun: int, count: int) -> None:
+    """However many they have seen before: a network with a layer nobody asks, and one whose layer is asked twice."""
+    for middle, seen in ((Spare(), {"norm": count, "spare": 0}), (Twice(), {"norm": 2 * count})):
+        model = Net(middle).train()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                assert module.num_batches_tracked is not None
+                module.num_batches_tracked.fill_(begun)
+        inputs = batches(model, count, size=20)
+        way = joint(model, inputs)
+        assert (way is None) == (count > 1 and isinstance(middle, Twice))
+        if way is not None:
+            way.passes(lambda x: (model(x),), inputs)  # noqa: B023
+            got = {name: int(layer.num_batches_tracked) - begun for name, layer in middle.named_children()}  # type: ignore[arg-type]
+            assert got == seen

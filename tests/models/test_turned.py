@@ -24,7 +24,6 @@ def draw(*shape: int) -> Tensor:
     [
         {"kernel_size": 3, "padding": 1},
         {"kernel_size": 3, "padding": 0, "bias": False},
-        {"kernel_size": 1},
         {"kernel_size": (3, 5), "padding": (2, 1)},
         {"kernel_size": 2},
     ],
@@ -51,6 +50,7 @@ def test_gradients_are_those_of_the_convolution(how: dict[str, Any]) -> None:
         nn.Conv2d(160, 160, 3, padding="same"),
         nn.Conv2d(160, 160, 3, padding=1, padding_mode="reflect"),
         nn.Conv2d(320, 160, 3),
+        nn.Conv2d(160, 160, 1),
         nn.Conv2d(16, 160, 3),
         nn.Linear(160, 160),
     ],
@@ -96,6 +96,17 @@ def test_a_twin_turns_both_and_keeps_them_up_to_date() -> None:
         (true,) = torch.autograd.grad(model(leaf).square().sum(), leaf)
         (got,) = torch.autograd.grad(twin(leaf).square().sum(), leaf)
         assert float((got - true).abs().max()) <= 1e-5 * float(true.abs().max())
+
+
+def test_a_shift_is_turned_too() -> None:
+    with kept_global_rng(seed=Seed(2)):
+        model = Net().double().eval()
+    twin = Twin(model, dtype=torch.float64, gradients=True)
+    twin.follow({name: torch.full_like(p, 0.1) for name, p in model.named_parameters()})
+    for layer in twin.modules():
+        if isinstance(layer, FoldedConv | TurnedConv):
+            assert layer.turned is not None
+            assert torch.equal(layer.turned, layer.weight.transpose(0, 1).flip(2, 3))
 
 
 def test_an_evaluation_turns_nothing() -> None:

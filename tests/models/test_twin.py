@@ -173,23 +173,57 @@ class Flat(nn.Module):
         return self.head(x.view(x.shape[0], 16))  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     ("make", "shape", "plain"),
     [(Overwritten, (4,), False), (Flat, (3, 4, 4), True)],
     ids=["overwritten", "flat"],
 )
 def test_odd_networks_have_faithful_twins(
-    make: type[nn.Module], shape: tuple[int, ...], plain: bool, capfd: pytest.CaptureFixture[str]
+    make: type[nn.Module], shape: tuple[int, ...], plain: bool, device: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with kept_global_rng(seed=Seed(1)):
-        model = make().eval()
-    x = torch.rand(40, *shape, generator=Seed(2).generator())
+        model = make().to(device).eval()
+        if isinstance(model, Flat):
+            model.shift = model.shift.to(device)
+    x = torch.rand(40, *shape, generator=Seed(2).generator()).to(device)
     twin = faithful(model, x)
     assert twin.plain == plain
     with torch.no_grad():
         assert float((twin(x) - model(x)).abs().max()) < 4e-3
     twin.follow()
     assert capfd.readouterr().err == ""
+
+
+class Glance(nn.Module):
+    """Not only its first convolution reads the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3)) * x.mean((1, 2, 3))[:, None]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("name", "direct"), [("resnet20", True), ("normalised", False), ("moons_mlp", False), ("glance", False)]
+)
+def test_inputs_are_cast_where_no_padded_convolution_does(name: str, direct: bool) -> None:
+    """In bfloat16: a layer that meets float32 inputs beside such weights would raise."""
+    if name == "glance":
+        model: nn.Module = Glance().eval()
+        x = torch.rand(3, 3, 5, 5, generator=Seed(2).generator())
+    else:
+        network = create_model("resnet20" if name == "normalised" else name, num_classes=3)
+        if name == "normalised":
+            network.set_normalization([0.4, 0.5, 0.6], [0.2, 0.3, 0.2])
+        model, x = network.eval(), torch.rand(3, *network.input_shape, generator=Seed(2).generator())
+    twin = Twin(model, dtype=torch.bfloat16)
+    assert twin._direct == direct
+    with torch.no_grad():
+        true = model(x)
+        assert float((twin(x) - true).abs().max()) <= 0.05 * float(true.abs().max()) + 0.02
 
 
 class Unsettled(nn.Module):

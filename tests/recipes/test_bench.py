@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.costs import median_interval, read_bench
 from flatrock.core.errors import ConfigError
+from flatrock.core.progress import Silent
+from flatrock.recipes import bench as bench_module
 from flatrock.recipes.arithmetic import matmul_ceiling
 from flatrock.recipes.bench import bench
 from flatrock.recipes.load import load_recipe
@@ -70,6 +73,20 @@ def test_on_a_gpu_the_first_pays_no_more_than_the_next() -> None:
     assert sum(one.kernels_ms.values()) < 1.05 * one.ms_per_step
     assert one.attack_ms is not None
     assert 0 < one.attack_ms < one.ms_per_step
+
+
+def test_times_survive_where_memory_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = bench([load_recipe("digits_standard", SMALL)], rounds=1, steps=1).costs
+
+    def full(*_: object) -> list[float]:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(bench_module, "_memories", full)
+    (kept,) = bench_module._with_memory(costs, [], torch.device("cpu"), Silent())
+    assert kept == replace(costs[0], findings=("memory not measured: no room",))
+    monkeypatch.setattr(bench_module, "_memories", lambda *_: [1.5])
+    (whole,) = bench_module._with_memory(costs, [], torch.device("cpu"), Silent())
+    assert whole == replace(costs[0], memory_gib=1.5)
 
 
 @pytest.mark.parametrize(("count", "low", "high"), [(5, None, None), (6, 0, 5), (8, 0, 7), (9, 1, 7), (15, 3, 11)])

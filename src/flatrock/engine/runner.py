@@ -82,7 +82,9 @@ class Runner:
             with _tuning(False):  # of sizes that do not come again
                 self._joints[len(inputs)] = joint(self.model, inputs)
             if self._joints[len(inputs)] is None and len(inputs) > 1:
-                self.findings["T04"] = "the passes of a loss are made one by one: as one they would be something else"
+                self.findings["T04"] = (
+                    "the passes of a loss are made one by one: as one they would be something else, or fail"
+                )
         way = self._joints[len(inputs)]
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
             seen = compiled(*inputs) if way is None else way.passes(compiled, inputs)

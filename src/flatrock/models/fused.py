@@ -72,20 +72,22 @@ class _Surgery:
 
     def operate(self, node: fx.Node) -> None:
         """Replace a BatchNorm or a narrow convolution; everything else stays."""
-        # A call by keyword is left alone: whoever writes one may mean more by it.
-        usual = node.op == "call_module" and len(node.args) == 1 and not node.kwargs
-        module = self.modules[str(node.target)] if usual else None
+        module = self._called(node)
         if module is not None and fixed(module):
             self._fuse(node, module)
-        elif module is not None and narrow(module):
+        elif isinstance(module, nn.Conv2d) and narrow(module):
             self._replace(node, self._insert(node, PaddedConv(module, str(node.target)), node.args))
 
     def turn(self, node: fx.Node) -> None:
         """Replace a convolution that is left, if its gradients are faster that way."""
+        module = self._called(node)
+        if isinstance(module, nn.Conv2d) and turnable(module):
+            self._replace(node, self._insert(node, TurnedConv(module, str(node.target)), node.args))
+
+    def _called(self, node: fx.Node) -> nn.Module | None:
+        """The layer a node calls; a call by keyword is left alone: whoever writes one may mean more by it."""
         usual = node.op == "call_module" and len(node.args) == 1 and not node.kwargs
-        module = self.traced.get_submodule(str(node.target)) if usual else None
-        if module is not None and turnable(module):
-            self._replace(node, self._insert(node, TurnedConv(module, str(node.target)), node.args))  # type: ignore[arg-type]
+        return self.traced.get_submodule(str(node.target)) if usual else None
 
     def _fuse(self, node: fx.Node, norm: nn.Module) -> None:
         """One Affine for a BatchNorm, the sum before it and the ReLU behind it (if nothing reads in between)."""

@@ -146,19 +146,21 @@ class FoldedConv(nn.Module):
         return F.relu(F.conv2d(x, self.weight, self.bias, *self.how))
 
 
+def _layout(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+
+
 class _Widened(torch.autograd.Function):
-    """Images with zero channels beside theirs, channels innermost, in another dtype: one kernel each way."""
+    """Images with zero channels beside theirs, in dtype and layout of a convolution's weights: one kernel each way."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, missing: int, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, missing: int, weight: Tensor) -> Tensor:
         from flatrock.models.pad_triton import copy_channels
 
         shape = x.shape[0], x.shape[1] + missing, *x.shape[2:]
-        out = torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
+        out = torch.empty(shape, dtype=weight.dtype, device=x.device, memory_format=_layout(weight))
         copy_channels(x, out)
-        # What the gradient looks like: it fills a tensor of its own.
-        last = x.is_contiguous(memory_format=torch.channels_last)
-        ctx.like = x.shape, x.dtype, torch.channels_last if last else torch.contiguous_format
+        ctx.like = x.shape, x.dtype, _layout(x)  # of the gradient
         return out
 
     @staticmethod
@@ -188,7 +190,7 @@ class PaddedConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """What the convolution gives."""
         if x.is_cuda and x.dim() == 4 and has_triton():
-            wide: Tensor = _Widened.apply(x, self.missing, self.weight.dtype)  # type: ignore[no-untyped-call]
+            wide: Tensor = _Widened.apply(x, self.missing, self.weight)  # type: ignore[no-untyped-call]
         else:
             wide = F.pad(x.to(self.weight.dtype), (0, 0, 0, 0, 0, self.missing))
         return F.conv2d(wide, self.weight, self.bias, **self.how)

@@ -15,7 +15,7 @@ from flatrock.core.borrow import full_precision, kept_buffers
 from flatrock.core.rng import kept_global_rng, random_states
 from flatrock.models.compare import hooked, near
 from flatrock.models.fused_layers import has_triton
-from flatrock.models.norm import count_batches, normalised, usual
+from flatrock.models.norm import normalised, usual
 from flatrock.models.view import view
 
 # Rows of each batch on which one pass and several are compared.
@@ -32,7 +32,6 @@ class Joint:
 
     def __init__(self, model: nn.Module, parts: int) -> None:
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-        self._parts, self._usual = parts, [norm for norm in norms if usual(norm)]
         self._ways = [
             (norm, {"forward": partial(_each, norm, parts), "activated": partial(_each, norm, parts, relu=True)})
             for norm in norms
@@ -54,7 +53,6 @@ class Joint:
         """What `work`, a pass of the network, gives for one input after the other."""
         with self._apart():
             found = work(torch.cat(list(inputs)) if len(inputs) > 1 else inputs[0])
-        count_batches([norm for norm in self._usual if norm.training], self._parts)
         parts = zip(*(tensor.chunk(len(inputs)) for tensor in found), strict=True)
         return [tensor for part in parts for tensor in part]
 
@@ -98,15 +96,13 @@ def _pass(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _left(model: nn.Module, work: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """What the work gives, and the buffers it leaves; the network gets its own back.
-
-    Buffers of one layer and kind as one tensor: rounding of a mean that should be 0 is measured by its variance.
-    """
+    """What the work gives, and copies of the buffers it leaves; the network gets its own back."""
     with kept_buffers(model):
         found = work()
         for module in model.modules():
-            buffers = list(module.buffers(recurse=False))
-            for whole in (False, True):
-                alike = [b.flatten() for b in buffers if (not b.is_floating_point()) == whole]
-                found += [torch.cat(alike)] if alike else []
+            held = dict(module.named_buffers(recurse=False))
+            if isinstance(module, _BatchNorm) and "running_mean" in held:
+                # As one: what rounding makes of a mean that should be 0 is measured by its variance.
+                found.append(torch.cat([held.pop("running_mean"), held.pop("running_var")]))
+            found += [buffer.clone() for buffer in held.values()]
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from flatrock.models.fused_layers import NORMS
@@ -36,13 +37,15 @@ def _moments(
     x: Tensor, weight: Tensor, bias: Tensor, running: Sequence[Tensor], parts: int, eps: float, momentum: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `norm_triton.moments` gives and does, in torch."""
-    split = _by_batch(x, parts).to(torch.promote_types(x.dtype, weight.dtype))
+    kind = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    split = _by_batch(x, parts).to(kind)
     var, mean = torch.var_mean(split, _sums_of(split), correction=0)
     inverse = (var + eps).rsqrt()
     count = _count(x, parts)
     for i in range(parts):
         running[0].lerp_(mean[i].to(running[0].dtype), momentum)
         running[1].lerp_((var[i] * (count / (count - 1))).to(running[1].dtype), momentum)
+    running[2].add_(parts)
     return mean, inverse, weight * inverse, bias - mean * weight * inverse
 
 
@@ -81,15 +84,16 @@ class _Normalised(torch.autograd.Function):
         bias: Tensor,
         running_mean: Tensor,
         running_var: Tensor,
+        counter: Tensor,
         how: tuple[int, float, float, bool, bool],
     ) -> Tensor:
         parts, eps, momentum, relu, kernels = how
         if kernels:
             from flatrock.models.norm_triton import moments
 
-            found = moments(x, weight, bias, running_mean, running_var, parts, eps, momentum)
+            found = moments(x, weight, bias, running_mean, running_var, counter, parts, eps, momentum)
         else:
-            found = _moments(x, weight, bias, (running_mean, running_var), parts, eps, momentum)
+            found = _moments(x, weight, bias, (running_mean, running_var, counter), parts, eps, momentum)
         mean, inverse, scale, shift = found
         out = _by_batch(x, parts).to(scale.dtype) * _spread(scale, x) + _spread(shift, x)
         ctx.save_for_backward(x, mean, inverse, scale, shift)
@@ -97,6 +101,7 @@ class _Normalised(torch.autograd.Function):
         return (F.relu(out) if relu else out).to(x.dtype).flatten(0, 1)
 
     @staticmethod
+    @once_differentiable  # the sums are taken as constants: second derivatives would be wrong
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """dx = scale g + of_x x + rest: see `norm_triton.grad_moments`."""
         x, mean, inverse, scale, shift = ctx.saved_tensors
@@ -111,30 +116,24 @@ class _Normalised(torch.autograd.Function):
         split = _by_batch(x, parts).to(mean.dtype)
         grad, split = _let_through(_by_batch(grads[0], parts), split, scale, shift, ctx.relu)
         dx = grad * _spread(scale, x) + split * _spread(of_x, x) + _spread(rest, x)
-        return dx.to(x.dtype).flatten(0, 1), weight, bias, None, None, None
+        return dx.to(x.dtype).flatten(0, 1), weight, bias, None, None, None, None
 
 
 def usual(norm: nn.Module) -> bool:
     """A BatchNorm as nearly all are: with weights and running statistics that are averaged exponentially."""
-    whole = type(norm) in NORMS and norm.weight is not None and norm.running_mean is not None
-    return whole and norm.momentum is not None
+    if type(norm) not in NORMS or norm.momentum is None:
+        return False
+    held = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked
+    return all(tensor is not None for tensor in held)
 
 
 def normalised(norm: nn.Module, x: Tensor, *, parts: int, relu: bool, kernels: bool) -> Tensor:
     """What this BatchNorm in train mode, and a ReLU behind it, give for `parts` batches, each by its own statistics.
 
-    Running statistics are taken over batch by batch: r <- (1 - m) r + m (mean or unbiased variance). Its count of
-    batches is left as it is: see `count_batches`.
+    Running statistics are taken over batch by batch: r <- (1 - m) r + m (mean or unbiased variance).
     """
     assert isinstance(norm, NORMS)
     how = parts, norm.eps, norm.momentum, relu, kernels
-    given = x, norm.weight, norm.bias, norm.running_mean, norm.running_var
+    given = x, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked
     out: Tensor = _Normalised.apply(*given, how)  # type: ignore[no-untyped-call]
     return out
-
-
-def count_batches(norms: Sequence[nn.Module], parts: int) -> None:
-    """Let these layers know how many batches they have seen; all in one launch."""
-    counters = [norm.num_batches_tracked for norm in norms]
-    if counters:
-        torch._foreach_add_(counters, parts)  # type: ignore[arg-type]

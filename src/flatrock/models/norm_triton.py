@@ -46,8 +46,8 @@ def _moments(x, means, squares, piece, channels, R: tl.constexpr, C: tl.constexp
 
 @triton.jit
 def _merge_moments(
-    means, squares, weight, bias, running_mean, running_var, mean, inverse, scale, shift, piece, pieces, channels, eps,
-    momentum, PARTS: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    means, squares, weight, bias, running_mean, running_var, counter, mean, inverse, scale, shift, piece, pieces,
+    channels, eps, momentum, PARTS: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * C + tl.arange(0, C)
     inside = channel < channels
@@ -74,6 +74,8 @@ def _merge_moments(
         kept_var += momentum * (total / (piece * pieces - 1) - kept_var)
     tl.store(running_mean + channel, kept_mean, mask=inside)
     tl.store(running_var + channel, kept_var, mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(counter, tl.load(counter) + PARTS)
 
 
 @triton.jit
@@ -151,20 +153,21 @@ def _room(x: Tensor, *shape: int) -> Tensor:
     return x.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.custom_op("flatrock::moments", mutates_args=("running_mean", "running_var"))
+@torch.library.custom_op("flatrock::moments", mutates_args=("running_mean", "running_var", "counter"))
 def moments(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
     running_mean: Tensor,
     running_var: Tensor,
+    counter: Tensor,
     parts: int,
     eps: float,
     momentum: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean m and 1 / sqrt(var + eps) [parts, c] of every batch, and a = weight / sqrt(var + eps), b = bias - m a.
 
-    Running statistics take over one batch after the other.
+    Running statistics take over one batch after the other, and the counter of batches moves on.
     """
     x = x.contiguous(memory_format=torch.channels_last)
     channels = x.shape[1]
@@ -176,8 +179,8 @@ def moments(
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches where torch is, not where the tensors are
         _moments[grid](x, means, squares, piece, channels, *tile, num_warps=WARPS)
         _merge_moments[last](
-            means, squares, weight, bias, running_mean, running_var, mean, inverse, scale, shift, piece, pieces,
-            channels, eps, momentum, parts, triton.next_power_of_2(pieces), MERGED,
+            means, squares, weight, bias, running_mean, running_var, counter, mean, inverse, scale, shift, piece,
+            pieces, channels, eps, momentum, parts, triton.next_power_of_2(pieces), MERGED,
         )  # fmt: skip
     return mean, inverse, scale, shift
 
@@ -218,6 +221,7 @@ def _(
     bias: Tensor,
     running_mean: Tensor,
     running_var: Tensor,
+    counter: Tensor,
     parts: int,
     eps: float,
     momentum: float,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 # Tiles of gradient kernels are this many channels wide, those of forward kernels come in 96 too: 160 channels fill two
-# of the latter better. At 320 and 640 there is nothing to gain (fp16 on an H200: 131 to 116 us, 98 to 100, 92 to 99).
+# of the latter better. At 320 and 640 there is nothing to gain (fp16 on an H200: 131 to 116 us, 98 to 100, 92 to 99),
+# and gradients of 1x1 convolutions are matrix products.
 TILE = 64
 
 
@@ -18,7 +19,7 @@ def turnable(module: nn.Module) -> bool:
     """A convolution whose input gradient is a convolution of the same kind, and faster that way."""
     if type(module) is not nn.Conv2d or module.padding_mode != "zeros" or isinstance(module.padding, str):
         return False
-    odd = module.in_channels > TILE and module.in_channels % TILE != 0
+    odd = min(module.kernel_size) > 1 and module.in_channels > TILE and module.in_channels % TILE != 0
     plain = module.groups == 1 and set(module.stride) == set(module.dilation) == {1}
     fits = all(p <= k - 1 for p, k in zip(module.padding, module.kernel_size, strict=True))
     return odd and plain and fits

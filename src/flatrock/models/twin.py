@@ -157,7 +157,7 @@ class Twin(nn.Module, Replayer):
         return "; ".join(self._replay.refused.values())
 
     def inside(self, x: Tensor) -> Tensor:
-        """Logits, in the precision of the copy, of inputs in the same."""
+        """Logits, in the precision of the copy, of inputs in the same (or in any, if the first layer casts them)."""
         last = self._channels_last and x.dim() == 4 and not self._direct
         logits: Tensor = self.inner(x.contiguous(memory_format=torch.channels_last) if last else x)
         return logits

@@ -103,8 +103,7 @@ def bench(
         costs = tuple(_cost(one, found[0], ceiling) for one in found)
         del one, found
         if where.type == "cuda":
-            taken = _memories([partial(make, recipe) for recipe in recipes], where, listener)
-            costs = tuple(replace(cost, memory_gib=gib) for cost, gib in zip(costs, taken, strict=True))
+            costs = _with_memory(costs, [partial(make, recipe) for recipe in recipes], where, listener)
     about = birth_certificate(device=where, seed=recipes[0].seed, rounds=rounds, steps=steps)
     return Bench(costs, ceiling, about)
 
@@ -136,6 +135,20 @@ def _contestant(recipe: Recipe, *, folder: Path, data_folder: Path | None, devic
     one.run(WARM_UP)
     one.flops = _flops(one)
     return one
+
+
+def _with_memory(
+    costs: tuple[StepCost, ...],
+    makers: Sequence[Callable[[], _Contestant]],
+    device: torch.device,
+    progress: Progress,
+) -> tuple[StepCost, ...]:
+    """The costs with what `_memories` finds; where that fails, what was measured before must not be lost."""
+    try:
+        taken = _memories(makers, device, progress)
+    except RuntimeError as error:  # out of memory, above all
+        return tuple(replace(cost, findings=(*cost.findings, f"memory not measured: {error}")) for cost in costs)
+    return tuple(replace(cost, memory_gib=gib) for cost, gib in zip(costs, taken, strict=True))
 
 
 def _memories(makers: Sequence[Callable[[], _Contestant]], device: torch.device, progress: Progress) -> list[float]:
