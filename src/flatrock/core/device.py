@@ -1,10 +1,19 @@
-"""Where to compute."""
+"""Where to compute, and with what."""
 
 from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 
 from flatrock.core.errors import ConfigError
+
+
+@cache
+def has_triton() -> bool:
+    """Whether kernels of our own can be made here."""
+    return find_spec("triton") is not None
 
 
 def pick_device(device: torch.device | str) -> torch.device:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flatrock.core.device import has_triton
 from flatrock.models.compare import hooked
+from flatrock.models.norm import NORMS
 from flatrock.models.turned import input_gradient, room_for_turned, turn, turnable
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Tensor cores take channels in groups of this many.
 GROUP = 8
-
-
-@cache
-def has_triton() -> bool:
-    """Whether kernels of our own can be made here."""
-    return find_spec("triton") is not None
 
 
 def _like(values: Tensor, x: Tensor) -> Tensor:

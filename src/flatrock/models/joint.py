@@ -12,15 +12,14 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatrock.core.borrow import full_precision, kept_buffers
+from flatrock.core.device import has_triton
 from flatrock.core.rng import kept_global_rng, random_states
 from flatrock.models.compare import hooked, near
-from flatrock.models.fused_layers import has_triton
 from flatrock.models.norm import normalised, usual
 from flatrock.models.view import view
 
 # Rows of each batch on which one pass and several are compared.
 FEW = 16
-HAS_TRITON = has_triton()  # looked up once: a compiler stumbles over the search
 
 
 class Joint:
@@ -32,10 +31,11 @@ class Joint:
 
     def __init__(self, model: nn.Module, parts: int) -> None:
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-        self._ways = [
-            (norm, {"forward": partial(_each, norm, parts), "activated": partial(_each, norm, parts, relu=True)})
-            for norm in norms
-        ]
+        triton = has_triton()  # asked here: a compiler that traces a pass stumbles over the search
+        self._ways = []
+        for norm in norms:
+            alone = partial(_each, norm, parts, triton)
+            self._ways.append((norm, {"forward": alone, "activated": partial(alone, relu=True)}))
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
@@ -57,10 +57,10 @@ class Joint:
         return [tensor for part in parts for tensor in part]
 
 
-def _each(norm: nn.Module, parts: int, x: Tensor, *, relu: bool = False) -> Tensor:
+def _each(norm: nn.Module, parts: int, triton: bool, x: Tensor, *, relu: bool = False) -> Tensor:
     """What a BatchNorm, and a ReLU behind it, give for one batch after the other."""
     if usual(norm) and norm.training:
-        kernels = HAS_TRITON and x.is_cuda and x.dim() == 4 and norm.weight.dtype == torch.float32
+        kernels = triton and x.is_cuda and x.dim() == 4 and norm.weight.dtype == torch.float32
         return normalised(norm, x, parts=parts, relu=relu, kernels=kernels)
     out = torch.cat([type(norm).forward(norm, part) for part in x.chunk(parts)])
     return F.relu(out) if relu else out
