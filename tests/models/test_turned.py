@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flatrock.core.layout import layout_of
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.fused import fused
 from flatrock.models.fused_layers import FoldedConv
@@ -76,10 +77,11 @@ class Net(nn.Module):
         return out.mean((2, 3))
 
 
-def test_a_twin_turns_both_and_keeps_them_up_to_date() -> None:
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
+def test_a_twin_turns_both_and_keeps_them_up_to_date(last: bool) -> None:
     with kept_global_rng(seed=Seed(2)):
         model = Net().double().eval()
-    twin = Twin(model, dtype=torch.float64, gradients=True)
+    twin = Twin(model, dtype=torch.float64, gradients=True, channels_last=last)
     (folded,) = (m for m in twin.modules() if isinstance(m, FoldedConv))
     (turned,) = (m for m in twin.modules() if isinstance(m, TurnedConv))
     x = draw(3, 96, 5, 5)
@@ -91,7 +93,7 @@ def test_a_twin_turns_both_and_keeps_them_up_to_date() -> None:
         for layer in (folded, turned):
             assert layer.turned is not None
             assert torch.equal(layer.turned, layer.weight.transpose(0, 1).flip(2, 3))
-            assert layer.turned.is_contiguous(memory_format=torch.channels_last)
+            assert layer.turned.is_contiguous(memory_format=layout_of(layer.weight))
         leaf = x.clone().requires_grad_(True)
         (true,) = torch.autograd.grad(model(leaf).square().sum(), leaf)
         (got,) = torch.autograd.grad(twin(leaf).square().sum(), leaf)

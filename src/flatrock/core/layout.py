@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def layout_of(x: Tensor) -> torch.memory_format:
+    """Channels last if that is how the images lie, else contiguous."""
+    return torch.channels_last if x.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+
+
 def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     """The tensor, or a copy of it, on the device and in the memory layout of another."""
     if tensor.device == like.device and tensor.stride() == like.stride():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.core.device import has_triton
+from flatrock.core.layout import layout_of
 from flatrock.models.compare import hooked
 from flatrock.models.norm import NORMS
 from flatrock.models.turned import input_gradient, room_for_turned, turn, turnable
@@ -139,10 +140,6 @@ class FoldedConv(nn.Module):
         return F.relu(F.conv2d(x, self.weight, self.bias, *self.how))
 
 
-def _layout(x: Tensor) -> torch.memory_format:
-    return torch.channels_last if x.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
-
-
 class _Widened(torch.autograd.Function):
     """Images with zero channels beside theirs, in dtype and layout of a convolution's weights: one kernel each way."""
 
@@ -151,9 +148,9 @@ class _Widened(torch.autograd.Function):
         from flatrock.models.pad_triton import copy_channels
 
         shape = x.shape[0], x.shape[1] + missing, *x.shape[2:]
-        out = torch.empty(shape, dtype=weight.dtype, device=x.device, memory_format=_layout(weight))
+        out = torch.empty(shape, dtype=weight.dtype, device=x.device, memory_format=layout_of(weight))
         copy_channels(x, out)
-        ctx.like = x.shape, x.dtype, _layout(x)  # of the gradient
+        ctx.like = x.shape, x.dtype, layout_of(x)  # of the gradient
         return out
 
     @staticmethod

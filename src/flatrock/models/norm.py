@@ -28,8 +28,8 @@ def _count(x: Tensor, parts: int) -> int:
     return x.numel() // (x.shape[1] * parts)
 
 
-def _sums_of(split: Tensor) -> list[int]:
-    """The axes of a batch and its pixels, behind that of batches."""
+def _axes(split: Tensor) -> list[int]:
+    """Those of the samples of a batch and their pixels; not those of batches and channels."""
     return [1, *range(3, split.dim())]
 
 
@@ -39,7 +39,7 @@ def _moments(
     """What `norm_triton.moments` gives and does, in torch."""
     kind = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     split = _by_batch(x, parts).to(kind)
-    var, mean = torch.var_mean(split, _sums_of(split), correction=0)
+    var, mean = torch.var_mean(split, _axes(split), correction=0)
     inverse = (var + eps).rsqrt()
     count = _count(x, parts)
     for i in range(parts):
@@ -54,19 +54,18 @@ def _grad_moments(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `norm_triton.grad_moments` gives, in torch."""
     parts = mean.shape[0]
-    split, value = _let_through(_by_batch(grad, parts), _by_batch(x, parts).to(mean.dtype), scale, shift, relu)
-    total = split.sum(_sums_of(split))
-    slope = (split * (value - _spread(mean, x))).sum(_sums_of(split)) * inverse  # of g z
+    value = _by_batch(x, parts).to(mean.dtype)
+    passed = _let_through(_by_batch(grad, parts), value, scale, shift, relu)
+    total = passed.sum(_axes(passed))
+    slope = (passed * (value - _spread(mean, x))).sum(_axes(passed)) * inverse  # of g z
     of_x = -scale * inverse * slope / _count(x, parts)
     return slope.sum(0), total.sum(0), of_x, -scale * total / _count(x, parts) - of_x * mean
 
 
-def _let_through(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
-    """The gradient that the ReLU lets through to the BatchNorm, and x."""
+def _let_through(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, relu: bool) -> Tensor:
+    """The gradient that the ReLU lets through to the BatchNorm; both by batch."""
     grad = grad.to(x.dtype)
-    if relu:
-        grad = torch.where(x * _spread(scale, x[0]) + _spread(shift, x[0]) <= 0, 0, grad)
-    return grad, x
+    return torch.where(x * _spread(scale, x[0]) + _spread(shift, x[0]) <= 0, 0, grad) if relu else grad
 
 
 class _Normalised(torch.autograd.Function):
@@ -113,9 +112,9 @@ class _Normalised(torch.autograd.Function):
             found = _grad_moments(grads[0], x, mean, inverse, scale, shift, ctx.relu)
         weight, bias, of_x, rest = found
         parts = mean.shape[0]
-        split = _by_batch(x, parts).to(mean.dtype)
-        grad, split = _let_through(_by_batch(grads[0], parts), split, scale, shift, ctx.relu)
-        dx = grad * _spread(scale, x) + split * _spread(of_x, x) + _spread(rest, x)
+        value = _by_batch(x, parts).to(mean.dtype)
+        passed = _let_through(_by_batch(grads[0], parts), value, scale, shift, ctx.relu)
+        dx = passed * _spread(scale, x) + value * _spread(of_x, x) + _spread(rest, x)
         return dx.to(x.dtype).flatten(0, 1), weight, bias, None, None, None, None
 
 

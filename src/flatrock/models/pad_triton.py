@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flatrock.core.layout import layout_of
+
 # Pixels one program works on.
 PIXELS = 256
 
@@ -31,22 +33,16 @@ def _copy(
     tl.store(target + at, value.to(target.dtype.element_ty), mask=inside & (channel < channels))
 
 
-def _plain(x: Tensor) -> Tensor:
-    """The tensor with images, channels and pixels evenly spaced, either of the latter two innermost."""
-    last = x.is_contiguous(memory_format=torch.channels_last)
-    return x if last else x.contiguous()
-
-
 def _strides(x: Tensor) -> tuple[int, int, int]:
     """Steps in memory from image to image, pixel to pixel and channel to channel."""
     channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
-    last = x.is_contiguous(memory_format=torch.channels_last)
+    last = layout_of(x) is torch.channels_last
     return channels * pixels, channels if last else 1, 1 if last else pixels
 
 
 def copy_channels(source: Tensor, target: Tensor) -> None:
     """Copy images [n, c, h, w] into others with more or fewer channels, of any dtype; missing channels become 0."""
-    source = _plain(source)
+    source = source.contiguous(memory_format=layout_of(source))
     n, there, h, w = source.shape
     channels = target.shape[1]
     rows = n * h * w

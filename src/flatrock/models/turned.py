@@ -26,8 +26,8 @@ def turnable(module: nn.Module) -> bool:
 
 
 def room_for_turned(weight: Tensor) -> Tensor:
-    """Where the turned weights of a convolution go."""
-    return torch.empty_like(weight.detach().transpose(0, 1), memory_format=torch.channels_last)
+    """Where the turned weights of a convolution go; whoever rearranges the layer rearranges them too."""
+    return torch.empty_like(weight.detach().transpose(0, 1), memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()
