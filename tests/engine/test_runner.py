@@ -405,11 +405,11 @@ def test_passes_that_cannot_be_one_are_told_about(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "compile", lambda work, **options: work)
     model = create_model("digits_cnn", num_classes=10)
     model.register_forward_hook(lambda *_: None)
-    runner = Runner(model, Engine(compile=True), size=6)
-    runner.view(inputs())
-    assert runner.findings == {}
+    for count in (1, 2):
+        runner = Runner(model, Engine(compile=True), size=6)
+        runner.views(*(inputs() for _ in range(count)))
+        assert "one by one" in runner.findings["T04"]
     one, two = runner.views(inputs(), inputs().square())
-    assert "one by one" in runner.findings["T04"]
     assert torch.allclose(two.logits, view(model, inputs().square()).logits, atol=1e-5)
     assert not torch.allclose(one.logits, two.logits, atol=1e-3)
 

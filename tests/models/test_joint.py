@@ -119,18 +119,6 @@ class Twice(nn.Module):
         return out
 
 
-class Ticking(nn.Module):
-    """Counts its passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        return x
-
-
 class Counting(nn.Module):
     """Counts its passes beside a long table."""
 
@@ -164,7 +152,7 @@ def hooked() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "make", [Crowd, Counted, lambda: nn.Dropout(0.5), Rare, Twice, Ticking, Counting, Averaging, hooked], ids=str
+    "make", [Crowd, Counted, lambda: nn.Dropout(0.5), Rare, Twice, Counting, Averaging, hooked], ids=str
 )
 @pytest.mark.parametrize("blind", [False, True])
 def test_only_batch_norms_may_look_at_a_batch(make: Callable[[], nn.Module], blind: bool) -> None:
@@ -185,6 +173,14 @@ def test_plain_layers_do_not() -> None:
     model.body[1].forward = lambda x: x  # type: ignore[method-assign]
     assert joint(model, batches(model)) is None, "a layer somebody changed keeps its change"
     assert "forward" in model.body[1].__dict__
+
+
+def test_one_pass_may_toss_coins() -> None:
+    model = Net(nn.Dropout(0.5)).train()
+    state = torch.get_rng_state()
+    (x,) = batches(model, 1, size=20)
+    assert joint(model, [x]) is not None
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 class Spare(nn.Module):

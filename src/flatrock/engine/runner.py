@@ -81,9 +81,10 @@ class Runner:
         if len(inputs) not in self._joints:
             with _tuning(False):  # of sizes that do not come again
                 self._joints[len(inputs)] = joint(self.model, inputs)
-            if self._joints[len(inputs)] is None and len(inputs) > 1:
+            if self._joints[len(inputs)] is None:
                 self.findings["T04"] = (
-                    "the passes of a loss are made one by one: as one they would be something else, or fail"
+                    "passes are compiled as the network makes them, one by one: as one, or with BatchNorm and ReLU as "
+                    "one operation, they would be something else, or fail"
                 )
         way = self._joints[len(inputs)]
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come

@@ -67,11 +67,11 @@ def _each(norm: nn.Module, parts: int, triton: bool, x: Tensor, *, relu: bool = 
 
 
 def joint(model: nn.Module, inputs: Sequence[Tensor]) -> Joint | None:
-    """How to make passes of these inputs one; None if that is something else than several passes.
+    """How to make passes of these inputs one, with BatchNorm and ReLU as one operation; None if that is something else.
 
-    Rows that depend on each other elsewhere than in a BatchNorm are a reason, layers that toss coins, one BatchNorm
-    used twice (its statistics would be taken over in another order), hooks, a layer whose pass was replaced. Judged by
-    features, logits and buffers of a few rows, in the mode the network is in.
+    Hooks are a reason, and a layer whose pass was replaced; for several inputs also rows that depend on each other
+    elsewhere than in a BatchNorm, layers that toss coins, one BatchNorm used twice (its statistics would be taken over
+    in another order). Judged by features, logits and buffers of a few rows, in the mode the network is in.
     """
     if any(hooked(m) or "forward" in m.__dict__ for m in model.modules()) or len({x.shape for x in inputs}) > 1:
         return None
@@ -79,12 +79,14 @@ def joint(model: nn.Module, inputs: Sequence[Tensor]) -> Joint | None:
     way = Joint(model, len(few))
     device = few[0].device
     try:
-        with kept_global_rng(device), full_precision(device), torch.no_grad():
+        with full_precision(device), torch.no_grad():
             before = random_states()
-            true = _left(model, lambda: [tensor for x in few for tensor in _pass(model, x)])
-            if random_states() != before:
-                return None
-            got = _left(model, lambda: way.passes(partial(_pass, model), few))
+            with kept_global_rng(device):
+                true = _left(model, lambda: [tensor for x in few for tensor in _pass(model, x)])
+                if len(few) > 1 and random_states() != before:
+                    return None
+            with kept_global_rng(device):  # the same coins again
+                got = _left(model, lambda: way.passes(partial(_pass, model), few))
     except Exception:  # of a network that counts on the size of its batches
         return None
     return way if all(map(near, got, true)) else None
