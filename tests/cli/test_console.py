@@ -92,3 +92,23 @@ def test_a_slow_beginning_does_not_spoil_the_estimate(
             now[0] += 60.0
             progress.advance(0)
     assert "  6.2/s  ETA 0:21:20" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_first_of_many_units_says_nothing_about_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """25 s of compiling in the first of 11,490 steps are not three days to come; one of two recipes is half of it."""
+    now = [0.0]
+    monkeypatch.setattr("flatrock.cli.console.time.monotonic", lambda: now[0])
+    progress = TerminalProgress()
+    progress.begin("training", 11_490)
+    now[0] += 25.0
+    progress.advance(1)
+    assert "  -/s  ETA unknown" in capsys.readouterr().out.splitlines()[-1]
+    now[0] += 20.0
+    progress.advance(10)
+    assert "  0.5/s  ETA 6:22:38" in capsys.readouterr().out.splitlines()[-1]
+    progress.begin("warming up", 2)
+    now[0] += 25.0
+    progress.advance(1)
+    assert "   50%  0.04/s  ETA 0:00:25" in capsys.readouterr().out.splitlines()[-1]

@@ -25,7 +25,7 @@ from flatrock.recipes.schema import Recipe
 
 SMALL = Path(__file__).with_name("small.yaml")
 parsed_digits = cache(sklearn.datasets.load_digits)
-TIMES = ("seconds", "images_per_second", "save_seconds")
+TIMES = ("seconds", "images_per_second", "elapsed", "save_seconds")
 
 
 class Listener(Silent):

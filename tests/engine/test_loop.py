@@ -62,6 +62,8 @@ def test_records_say_what_happened(make_job: MakeJob, tmp_path: Path) -> None:
         assert (r.running_accuracy * 48) == pytest.approx(round(r.running_accuracy * 48), abs=1e-9)
         assert r.selected_on == "held_out"
         assert r.images_per_second == pytest.approx(48 / r.seconds)
+        assert r.elapsed is not None
+        assert r.elapsed >= sum(earlier.seconds for earlier in run.records[: r.epoch])
 
 
 def test_small_run_is_what_its_weights_do(make_job: MakeJob, plain_job: MakeJob, small_run: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flatrock.core.errors import StateError
-from flatrock.core.tensorfile import load
+from flatrock.core.tensorfile import load, save
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
@@ -113,6 +113,17 @@ def test_stop_before_the_first_step_and_after_the_last(
     again = train(make_job(tmp_path / "run"), resume=True, progress=ears)
     assert (ears.steps, again.status) == (12, "finished"), "there was nothing left to do"
     assert snapshot(tmp_path / "run") == small_shot
+
+
+def test_the_clock_goes_on_where_it_stood(make_job: MakeJob, tmp_path: Path, stopper: Stopper) -> None:
+    folder = tmp_path / "run"
+    stop_at(make_job(folder), stopper(5), resume=False)
+    tensors, meta = load(folder / "state.safetensors")
+    assert 0 < meta["elapsed"] < 100
+    save(folder / "state.safetensors", tensors, meta | {"elapsed": 1000.0})
+    first, *later = (r.elapsed for r in train(make_job(folder), resume=True).records)
+    assert first < 100
+    assert all(1000 < elapsed < 1100 for elapsed in later)
 
 
 def test_resume_of_nothing_is_a_fresh_run(

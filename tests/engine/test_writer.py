@@ -105,7 +105,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
 def content(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"lines": [r.to_dict() for r in RunFolder(folder).records()]}
     for line in found["lines"]:
-        del line["seconds"], line["images_per_second"]
+        del line["seconds"], line["images_per_second"], line["elapsed"]
     for file in sorted(folder.glob("*.safetensors")):
         tensors, meta = load(file)
         found[file.name] = {k: v.tolist() for k, v in tensors.items()}, meta["role"], meta.get("epoch")

@@ -117,11 +117,17 @@ def test_an_evaluation_turns_nothing() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu() -> None:
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the copy without turned weights: in half precision the network itself has ReLUs on other sides."""
     with kept_global_rng(seed=Seed(2)):
         model = Net().cuda().eval()
-    twin = Twin(model, gradients=True)
     leaf = draw(3, 96, 5, 5).float().cuda().requires_grad_(True)
-    (true,) = torch.autograd.grad(model(leaf).square().sum(), leaf)
-    (got,) = torch.autograd.grad(twin(leaf).square().sum(), leaf)
+    grads = []
+    for wanted in (turnable, lambda _: False):
+        for where in ("fused", "fused_layers"):
+            monkeypatch.setattr(f"flatrock.models.{where}.turnable", wanted)
+        twin = Twin(model, gradients=True)
+        assert any(getattr(layer, "turned", None) is not None for layer in twin.modules()) == (wanted is turnable)
+        grads += torch.autograd.grad(twin(leaf).square().sum(), leaf)
+    got, true = grads
     assert float((got - true).norm()) <= 0.01 * float(true.norm())

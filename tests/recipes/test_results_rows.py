@@ -38,7 +38,7 @@ def test_a_row_holds_what_the_run_says(tmp_path: Path) -> None:
     assert (row.recipe, row.recipe_hash, row.protocol) == (NAME, recipe_hash(load_recipe(NAME)), "cifar10_short")
     assert (row.status, row.changes, row.seed, row.comparable) == ("finished", (), 0, True)
     assert row.training == {
-        "epochs": 3, "seconds": 74.0, "seconds_per_epoch": 7.0, "peak_memory_bytes": 3 * 2**30
+        "epochs": 3, "seconds": 74.0, "elapsed": 150.0, "seconds_per_epoch": 7.0, "peak_memory_bytes": 3 * 2**30
     }  # fmt: skip
     assert row.selection["best"] == {"epoch": 2, "clean": 0.8, "robust": 0.52, "train_robust": pytest.approx(0.62)}
     assert (row.selection["last"]["epoch"], row.selection["last"]["robust"]) == (3, 0.48)

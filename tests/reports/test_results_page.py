@@ -63,8 +63,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         "| TRADES + AWP | `cifar10_short_trades_awp` | 0 | best, 2 | 79.00 | 53.20 | 49.10 | 50.10 |",
         "| TRADES + SWA | `cifar10_short_trades_swa` | 0 | average best, 2 | 80.00 | 51.00 | 49.00 | 48.00 |",
-        "| TRADES + AWP | 52.00 (2) | 48.00 (3) | 7.00 | 1.2 | 2.50 | 2.0 |",
-        "| TRADES | 52.00 (2) | 48.00 (3) | 7.00 | 1.2 | not recorded | 2.0 |",
+        "| TRADES + AWP | 52.00 (2) | 48.00 (3) | 7.00 | 1.2 | 2.5 | 2.50 | 2.0 |",
+        "| TRADES | 52.00 (2) | 48.00 (3) | 7.00 | 1.2 | 2.5 | not recorded | 2.0 |",
         "| MART | `cifar10_short_mart` | 0 | FAILED |  |  |  |  |",
         "- MART (seed 0): failed; not compared.",
         "- AT (seed 0): changed, train.epochs: 3 instead of 30; not compared.",

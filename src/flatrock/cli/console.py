@@ -24,7 +24,8 @@ console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(markup=False, emoji=False, highlight=False, stderr=True)
 # Without a terminal (a log file, CI) a line is printed this often instead of a moving bar.
 LOG_SECONDS = 10.0
-# Work often begins with something slow that does not come back: after so many units the clock starts anew.
+# Work of many units often begins with something slow that does not come back: after the first unit (what is compiled)
+# and after so many (what is tuned) the clock starts anew.
 WARM = 16
 
 
@@ -56,7 +57,7 @@ class TerminalProgress:
         self._total = self._done = 0
         self._told = 0.0
         self._mark = (0.0, 0)  # since when the pace is measured, and how much was done then
-        self._warm = 0  # how much is done when that is set anew
+        self._anew: list[int] = []  # how much is done when that is set anew
 
     def __enter__(self) -> TerminalProgress:
         return self
@@ -69,7 +70,7 @@ class TerminalProgress:
         self.end()
         self._task, self._named, self._total, self._done = task, False, total, done
         self._told = time.monotonic()
-        self._mark, self._warm = (self._told, done), done + WARM
+        self._mark, self._anew = (self._told, done), [done + 1, done + WARM] if total - done > WARM else []
         if console.is_terminal:
             self._bars = _TwoLines(
                 BarColumn(bar_width=24),
@@ -100,12 +101,14 @@ class TerminalProgress:
             say(f"  {100 * self._done / max(self._total, 1):3.0f}%  {_rate(speed)}  ETA {clock(left)}  {note}")
 
     def _speed(self, now: float) -> float:
-        """Units per second."""
+        """Units per second; 0: not known yet."""
         begun, before = self._mark
-        speed = (self._done - before) / max(now - begun, 1e-9)
-        if before < self._warm <= self._done:
+        passed = [done for done in self._anew if before < done <= self._done]
+        if passed:
             self._mark = now, self._done
-        return speed
+        if passed and passed == self._anew[:1]:  # one unit, and all that came before it
+            return 0.0
+        return (self._done - before) / max(now - begun, 1e-9)
 
     def end(self) -> None:
         """Remove the bar."""
@@ -119,6 +122,8 @@ class TerminalProgress:
 
 
 def _rate(speed: float) -> str:
+    if speed == 0:
+        return "-/s"
     return f"{speed:.0f}/s" if speed >= 10 else f"{speed:.2g}/s"
 
 

@@ -55,7 +55,9 @@ def _summary(done: Run) -> list[str]:
     """How the run ended, its best epoch and where it lies."""
     best = done.best
     seconds = sum(r.seconds for r in done.records)
-    lines = [f"{done.status}: {len(done.records)} epochs, {seconds:.1f} s of training"]
+    elapsed = done.records[-1].elapsed if done.records else None
+    whole = "" if elapsed is None else f", {elapsed:.1f} s with probes and checkpoints"
+    lines = [f"{done.status}: {len(done.records)} epochs, {seconds:.1f} s of training{whole}"]
     if best is None:
         lines.append("no best epoch: every epoch predicted one class (collapsed)")
     else:

@@ -51,6 +51,8 @@ class EpochRecord:
     average_clean: float | None = None
     average_robust: float | None = None
     average_best_epoch: int | None = None
+    # Seconds since the run began, probes and checkpoints included; None in files older than this.
+    elapsed: float | None = None
 
     @property
     def gap(self) -> float | None:

@@ -196,6 +196,7 @@ def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog)
     record = _record(job, state, outcome)
     if job.averaging is not None:
         record = _end_average(job, folder, state, record)
+    record = replace(record, elapsed=state.elapsed)
     state.history.append(record)
     state.epoch, state.step_in_epoch, state.seconds, state.watch = epoch, 0, 0.0, Watch()
     _store(job, folder, state, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -88,7 +89,8 @@ class Runner:
                 )
         way = self._joints[len(inputs)]
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
-            seen = compiled(*inputs) if way is None else way.passes(compiled, inputs)
+            with nullcontext() if self._compiled else _untold():
+                seen = compiled(*inputs) if way is None else way.passes(compiled, inputs)
         except Exception as error:
             self.findings["T01"] = f"the network is not compiled ({in_words(error)})"
             self._compiled = None
@@ -179,6 +181,14 @@ def _tuning(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """The compiler recommends TensorFloat32 once, for the head: it is float32 on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+        yield
 
 
 def _compiled(passes: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,13 +30,20 @@ class TrainState:
     seconds: float = 0.0
     watch: Watch = field(default_factory=Watch)
     history: list[EpochRecord] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds the run has taken; those between a kill and resuming do not count."""
+        return time.monotonic() - self.begun
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse to store weights, statistics or momentum that are not finite."""
-    for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise TrainingError(f"{name} became non-finite; lower optimizer.lr. The last good checkpoint is kept")
+    fine = [torch.isfinite(tensor).all() for tensor in tensors.values()]
+    if fine and not bool(torch.stack(fine).all()):  # one wait for a GPU, not one for each
+        name = next(name for name, good in zip(tensors, fine, strict=True) if not good)
+        raise TrainingError(f"{name} became non-finite; lower optimizer.lr. The last good checkpoint is kept")
 
 
 def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
@@ -54,6 +62,7 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
         "epoch": state.epoch,
         "step_in_epoch": state.step_in_epoch,
         "seconds": state.seconds,
+        "elapsed": state.elapsed,
         "watch": state.watch.state(),
         "optimizer": numbers,
         "history": [r.to_dict() for r in state.history],
@@ -85,6 +94,7 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
         seconds=meta["seconds"],
         watch=Watch.restored(meta["watch"], job.device),
         history=[EpochRecord.from_dict(r) for r in meta["history"]],
+        begun=time.monotonic() - meta.get("elapsed", 0.0),
     )
 
 

@@ -32,7 +32,7 @@ def kernel_ms(run: Callable[[], object], *, steps: int) -> dict[str, float]:
     """Milliseconds per step a GPU spends on each kind of kernel while `run` makes so many steps; empty if unseen."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(acc_events=True, activities=[ProfilerActivity.CUDA]) as seen:
         run()
         torch.cuda.synchronize()
     spent: Counter[str] = Counter()

@@ -49,6 +49,7 @@ def collect_run(path: Path) -> Row:
         training={
             "epochs": len(run.records),
             "seconds": sum(r.seconds for r in run.records),
+            "elapsed": run.records[-1].elapsed if run.records else None,
             # The median: the first epoch may have compiled the network.
             "seconds_per_epoch": median(r.seconds for r in run.records) if run.records else None,
             "peak_memory_bytes": info.get("peak_memory_bytes"),

@@ -128,18 +128,26 @@ def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
         ends = [row.selection.get(f"average_{end}", row.selection.get(end)) for end in ("best", "last")]
         said = ["" if end is None else f"{percent(end['robust'])} ({end['epoch']})" for end in ends]
         main = row.scores[row.main] if row.main else None
-        memory = row.training.get("peak_memory_bytes")
+        memory, elapsed = row.training.get("peak_memory_bytes"), row.training.get("elapsed")
         lines.append(
             (
                 _label(row, labels),
                 *said,
                 _seconds(row.training["seconds_per_epoch"]),
                 f"{row.training['seconds'] / 60:.1f}",
+                "" if elapsed is None else f"{elapsed / 60:.1f}",
                 "not recorded" if memory is None else f"{memory / 2**30:.2f}",
                 "" if main is None else f"{sum(main.seconds.values()) / 60:.1f}",
             )
         )
-    header = ("held-out robust, best (epoch)", "last (epoch)", "s/epoch", "training, min", "peak memory, GiB")
+    header = (
+        "held-out robust, best (epoch)",
+        "last (epoch)",
+        "s/epoch",
+        "training, min",
+        "in all, min",
+        "peak memory, GiB",
+    )
     return Table(("method", *header, "evaluation, min"), tuple(lines))
 
 
@@ -223,7 +231,7 @@ def _origin(rows: Sequence[Row]) -> str:
         said += f", {str(about.get('time'))[:10]}{f', {how}' if how else ''}"
         found.setdefault(said, []).append(row.recipe)
     every = "; ".join(f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items())
-    return f"Trained at {every}. Times are those of training without probes."
+    return f"Trained at {every}. Times are those of training without probes; in all: with probes and checkpoints."
 
 
 def _label(row: Row, labels: Mapping[str, str]) -> str:
