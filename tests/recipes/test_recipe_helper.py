@@ -211,6 +211,6 @@ def test_the_library_names_helpers_that_can_be_trained() -> None:
         helper = load_recipe(named.name)
         assert named == Path("runs") / helper.name
         assert (helper.objective.name, helper.data, helper.model) == ("standard", recipe.data, recipe.model)
-        beta = 3.5 if name == "cifar10_flagship" else 2.5
+        beta = 4 if name == "cifar10_flagship" else 2.5
         assert (recipe.objective.options["beta"], recipe.objective.options["gamma"]) == (beta, 0.5)
     assert load_recipe("cifar10_short_hat_awp").flatness == load_recipe("cifar10_short_trades_awp").flatness
