@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -37,6 +39,21 @@ def test_readme_has_the_two_commands_first() -> None:
     first = text.index("```")
     assert text.index("make demo") < text.index("## "), "the two commands come before any section"
     assert "make test" in text[first : first + 400]
+
+
+def test_readme_says_what_the_files_of_results_say() -> None:
+    text = (ROOT / "README.md").read_text()
+    names = {"at": "AT", "trades": "TRADES", "trades_rat2": "TRADES + RAT", "hat": "HAT"}
+    costs = [c for n in ("preact", "wrn") for c in read(f"bench_{n}.json")["costs"]]
+    said = [f"{name} {391 * c['ms_per_step'] / 1000:.1f} s" for c in costs if (name := names.get(c["recipe"][14:]))]
+    rows = {row["recipe"][14:]: row["scores"]["best"]["accuracy"] for row in read("cifar10_short.json")["rows"]}
+    said += [f"{name} {100 * rows[n]['clean']:.1f} / {100 * rows[n]['autoattack']:.1f}" for n, name in names.items()]
+    assert len(said) == 9
+    assert [words for words in said if words not in text] == []
+
+
+def read(name: str) -> Any:
+    return json.loads((ROOT / "results" / name).read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
