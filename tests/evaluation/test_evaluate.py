@@ -104,6 +104,37 @@ def test_verdicts_do_not_depend_on_the_batch_size(threat: Linf | L2) -> None:
         assert flags_equal(evaluate(Net(), x, y, threat, attacks=plan, batch_size=size), whole)
 
 
+def test_random_numbers_belong_to_ids_in_any_order_and_any_part() -> None:
+    x, y = data()
+    wide = Linf(0.4)  # so small a step hardly moves a random start
+    plan = ["pgd-1:step_size=1/255", "kl-pgd-2"]
+    whole = evaluate(Net(), x, y, wide, attacks=plan)
+    assert whole.ids is None
+    part = torch.randperm(90, generator=Seed(2).generator())[:60]
+    same = evaluate(Net(), x[part], y[part], wide, attacks=plan, ids=part)
+    assert all(torch.equal(same.flags[k], whole.flags[k][part]) for k in whole.flags)
+    assert torch.equal(Result.from_json(same.to_json()).ids, part)  # type: ignore[arg-type]
+    others = evaluate(Net(), x[part], y[part], wide, attacks=plan)
+    assert any(not torch.equal(others.flags[k], whole.flags[k][part]) for k in whole.flags)
+    assert evaluate(Net(), x, y, wide, attacks=["fgsm"], ids=torch.arange(90)).ids is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (torch.arange(89), r"ids must be 90 integers, one per sample, got torch.int64 \[89\]"),
+        (torch.arange(90.0), r"got torch.float32 \[90\]"),
+        (list(range(90)), "got list"),
+        (torch.zeros(90, dtype=torch.int64), "ids must differ"),
+    ],
+    ids=["short", "float", "list", "same"],
+)
+def test_ids_are_one_integer_each(ids: Any, words: str) -> None:
+    x, y = data()
+    with pytest.raises(ThreatError, match=words):
+        evaluate(Net(), x, y, THREAT, attacks=["fgsm"], ids=ids)
+
+
 def test_seeds_reproduce_and_differ() -> None:
     x, y = data()
 

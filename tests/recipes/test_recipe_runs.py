@@ -12,17 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError, DataError
+from flatrock.core.progress import Silent
 from flatrock.core.records import Result
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset, held_out_split
+from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import ProbeOutcome
 from flatrock.engine.loop import train
 from flatrock.engine.step import train_step
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.recipes.build import build_job, build_threat
-from flatrock.recipes.evaluate import evaluate_run
+from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.train import train_recipe
@@ -53,6 +55,48 @@ def test_training_never_looks_at_the_test_split(splits: list[str], run_folder: P
     result = evaluate_run(run, attacks=["fgsm"], limit=50)
     assert result.marks == ()
     assert "E03" not in [f.code for f in result.findings]
+
+
+def test_a_part_of_the_test_set_gets_the_verdicts_of_the_whole(run_folder: Path) -> None:
+    run = train(build_job(load_recipe("digits_at", TWENTY_STEPS), folder=run_folder))
+    ask: dict[str, Any] = {"attacks": ["pgd-1:step_size=0.05"], "norm": "linf", "eps": 0.1}
+    whole, part = evaluate_run(run, **ask), evaluate_run(run, limit=50, **ask)
+    assert whole.ids is None
+    assert part.ids is not None
+    assert not torch.equal(part.ids, torch.arange(50))
+    for name, flags in part.flags.items():
+        assert torch.equal(flags, whole.flags[name][part.ids])
+
+
+def test_another_question_has_another_file(run_folder: Path) -> None:
+    run = train(build_job(load_recipe("digits_at", TWENTY_STEPS), folder=run_folder))
+    few = [f"pgd-{steps}:restarts=1:step_size=0.01" for steps in (1, 2)]
+    asked: list[dict[str, Any]] = [{}, {"seed": 1}, *({"attacks": [*few, f"pgd-3:step_size=0.{i}"]} for i in (51, 99))]
+    assert len("+".join(asked[-1]["attacks"])) > 70
+    files = [store_result(run, evaluate_run(run, **how)).name for how in asked]
+    assert files[0] == "result-best.json"
+    assert len(set(files)) == 4
+    assert all(len(name) < 120 for name in files)
+
+
+def test_who_evaluates_an_unfinished_run_is_told(run_folder: Path) -> None:
+    run = train(build_job(load_recipe("digits_at", {**TWENTY_STEPS, "train.epochs": 2}), folder=run_folder))
+    assert "unfinished" not in evaluate_run(run, attacks=["fgsm"], limit=50).provenance
+    RunFolder(run_folder).write_info(status="running")
+    said = Listener()
+    result = evaluate_run(run_folder, attacks=["fgsm"], limit=50, progress=said)
+    assert result.provenance["unfinished"] == "2 of 2 epochs"
+    assert said.lines == ["the run is not finished (2 of 2 epochs): this is best.safetensors as it is now"]
+
+
+class Listener(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def test_selection_on_the_test_split_marks_the_result(splits: list[str], run_folder: Path) -> None:

@@ -72,6 +72,11 @@ def sha256(content: bytes | str) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
+def brief(text: str, most: int = 80) -> str:
+    """A part of a file's name: what is cut off leaves a digest, so that other texts have other names."""
+    return text if len(text) <= most else f"{text[: most - 9]}-{sha256(text)[:8]}"
+
+
 def sealed_line(value: Mapping[str, Any], owner: str = "") -> str:
     """One JSON line with a checksum of its content and its owner: a damaged or foreign line is noticed."""
     return json_text({**value, "crc": zlib.crc32((owner + json_text(dict(value))).encode())})

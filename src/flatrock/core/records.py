@@ -80,11 +80,12 @@ class Result:
     after adversarial inputs were rounded to 8 bits. `distances[name]` say how far the nearest adversarial point lies
     that an attack which measures this found: 0 for a sample that is wrong anyway, inf where it found none.
     `adversarial` holds, for each broken sample, the input of the first attack that broke it, and the clean input of the
-    others (it is not in the JSON).
+    others (it is not in the JSON). `ids` are the samples' places in their test set; None: all, in order.
     """
 
     threat: Mapping[str, Any]
     flags: Mapping[str, Tensor]
+    ids: Tensor | None = None
     predictions: Tensor | None = None
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -164,6 +165,7 @@ class Result:
                 "per_attack": self.per_attack,
                 "robust_rounded": self.robust_rounded,
                 "flags": {name: flag.int().tolist() for name, flag in self.flags.items()},
+                "ids": None if self.ids is None else self.ids.tolist(),
                 "predictions": None if self.predictions is None else self.predictions.tolist(),
                 "attacks": {k: dict(v) for k, v in self.attacks.items()},
                 "plans": {k: list(v) for k, v in self.plans.items()},
@@ -189,6 +191,7 @@ class Result:
             result = cls(
                 threat=d["threat"],
                 flags={k: torch.tensor(v, dtype=torch.bool) for k, v in d["flags"].items()},
+                ids=_ids(d.get("ids"), len(d["flags"]["clean"])),
                 predictions=None if d["predictions"] is None else torch.tensor(d["predictions"]),
                 attacks=d["attacks"],
                 plans={k: tuple(v) for k, v in d["plans"].items()},
@@ -215,6 +218,13 @@ class Result:
 
 # What a result file states and its per-sample values must confirm.
 _COMPUTED = ("clean", "robust", "per_attack", "robust_rounded", "mean_distance", "unreached")
+
+
+def _ids(values: Sequence[int] | None, n: int) -> Tensor | None:
+    """One number per sample; files older than these have none."""
+    if values is not None and len(values) != n:
+        raise ValueError(f"{len(values)} ids for {n} samples")
+    return None if values is None else torch.tensor(values)
 
 
 def _distances(values: Sequence[float | None], n: int) -> Tensor:

@@ -59,6 +59,12 @@ def held_out_split(dataset: Dataset, *, size: int) -> Split:
     return Split(train, held_out, _digest(held_out.ids))
 
 
+def places(part: Dataset, whole: Dataset) -> Tensor:
+    """Where in the whole the samples of a part stand."""
+    there = {sample: place for place, sample in enumerate(whole.ids.tolist())}
+    return torch.tensor([there[sample] for sample in part.ids.tolist()])
+
+
 def _turns(labels: Tensor, num_classes: int, *, share: float) -> Tensor:
     """For each sample, how many of its class come before it; len(labels) beyond this share of its class."""
     turn = torch.full_like(labels, len(labels))

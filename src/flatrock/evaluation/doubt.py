@@ -122,7 +122,7 @@ def _pgd(
     losses, right = [], []
     for part in torch.split(rows, exam.batch_size):
         x, y = exam.inputs(part)
-        gen = exam.seed.child("doubt").samples(part.to(exam.device))
+        gen = exam.randomness("doubt", part)
         logits = exam.verdict(craft(attack, exam.crafting, x, y, threat, gen, early_stop=True))
         losses.append(cross_entropy(logits, y).double().cpu())
         right.append(classified_right(logits, y).cpu())

@@ -41,6 +41,7 @@ def evaluate(
     *,
     attacks: Sequence[Spec] = DEFAULT_ATTACKS,
     surrogate: nn.Module | None = None,
+    ids: Tensor | None = None,
     device: torch.device | str | None = None,
     batch_size: int | None = None,
     precision: str = "auto",
@@ -61,16 +62,20 @@ def evaluate(
     everywhere, or nowhere (`full`). `doubt` spends some more passes on looking for reasons not to believe the number.
     With a `journal` folder every finished batch is on disk, and `resume` goes on from there. `fab`, `fab-t` and `rays`
     on their own also measure distances, for their whole budget. Inputs crafted on a `surrogate` are tried on the model:
-    by the attacks that begin with transfer-, and if none does by transfer-pgd-20 and transfer-cw-20.
+    by the attacks that begin with transfer-, and if none does by transfer-pgd-20 and transfer-cw-20. Random numbers
+    belong to `ids`, one number per sample (its row in x if they are not given): with the same ids, part of the data in
+    any order gets the numbers it gets in the whole.
     """
     attacks = attacks if surrogate is None else with_transfer(attacks, like=attacks)
     _check(model, x, y, threat, attacks, surrogate, batch_size, precision)
+    ids = _ids(ids, x.shape[0])
     where = home(model) if device is None else pick_device(device)
     marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
     with placed(model, where), borrowed(model, where), lent(surrogate, where) as other:
         size = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH)
-        exam = Exam(model, Counted(model), x, y, threat, where, size, Seed(seed).child("evaluate"), surrogate=other)
+        key = Seed(seed).child("evaluate")
+        exam = Exam(model, Counted(model), x, y, threat, where, size, key, surrogate=other, ids=ids)
         logits, margins = exam.clean_pass()
         check_answers(exam, logits.shape[1])
         steps = make_plan(attacks, classes=logits.shape[1], surrogate=other)
@@ -85,6 +90,7 @@ def evaluate(
     about = birth_certificate(device=where, seed=Seed(seed).key, batch_size=exam.batch_size, precision=crafted)
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
+        ids=ids,
         predictions=logits.argmax(1),
         attacks={s.label: described(s.attack, threat) for s in steps},
         rounded=rounded,
@@ -124,6 +130,19 @@ def _check(
     check_surrogate(surrogate, model, x)
 
 
+def _ids(ids: Tensor | None, samples: int) -> Tensor | None:
+    """One integer per sample, on the CPU; None if they are the rows."""
+    if ids is None:
+        return None
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.shape != (samples,):
+        said = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ThreatError(f"ids must be {samples} integers, one per sample, got {said}; give dataset.ids or leave them")
+    ids = ids.detach().to("cpu", torch.int64)
+    if len(set(ids.tolist())) != samples:
+        raise ThreatError("ids must differ: samples with the same id would get the same random numbers")
+    return None if torch.equal(ids, torch.arange(samples)) else ids
+
+
 def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
     """Give the exam a fast twin of the model where asked for; what attacks craft with, and why not otherwise."""
     wanted = precision == "half" or (precision == "auto" and exam.device.type == "cuda")
@@ -145,6 +164,7 @@ def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str) -> d
         "model": weights_digest(exam.model),
         "surrogate": None if exam.surrogate is None else weights_digest(exam.surrogate.inner),
         "data": digest({"x": exam.x.cpu().contiguous(), "y": exam.y.cpu()}, ""),
+        "ids": None if exam.ids is None else digest({"ids": exam.ids}, ""),
         "attacks": {s.label: described(s.attack, exam.threat) for s in steps},
         "threat": [exam.threat.norm, exam.threat.eps],
         "flatrock": VERSION,

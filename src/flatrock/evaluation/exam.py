@@ -47,10 +47,15 @@ class Exam:
     seed: Seed
     exact: bool = True  # whether crafting is the model itself
     surrogate: Counted | None = None  # what transfers craft on
+    ids: Tensor | None = None  # whom random numbers belong to; None: the row of x
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these rows on the device."""
         return self.x[rows.to(self.x.device)].to(self.device), self.y[rows.to(self.y.device)].to(self.device)
+
+    def randomness(self, purpose: str, rows: Tensor) -> SampleGen:
+        """Random numbers of these samples, the same in any order and any part of the data."""
+        return self.seed.child(purpose).samples((rows if self.ids is None else self.ids[rows]).to(self.device))
 
     def verdict(self, x: Tensor) -> Tensor:
         """Logits in full precision."""
@@ -102,7 +107,7 @@ class Exam:
     def _attempt(self, step: Step, rows: Tensor) -> Chunk:
         begun = time.perf_counter()
         x, y = self.inputs(rows)
-        gen = self.seed.child(step.label).samples(rows.to(self.device))
+        gen = self.randomness(step.label, rows)
         seek = self.measures(step)
         if seek is None:
             tried = self._crafted(_fitted(step.attack, self.batch_size), x, y, gen)

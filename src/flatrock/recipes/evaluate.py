@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.files import write_atomic
+from flatrock.core.files import brief, write_atomic
 from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
 from flatrock.core.records import Result, Run
@@ -18,14 +18,14 @@ from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat
 from flatrock.data.dataset import Dataset
-from flatrock.data.split import fair_subset
+from flatrock.data.split import fair_subset, places
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import Spec, make_plan
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.part import check_classes, data_part
-from flatrock.recipes.restore import Source, facts, open_checkpoint, restored
+from flatrock.recipes.restore import Source, facts, open_checkpoint, restored, unfinished
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
 
@@ -59,6 +59,9 @@ def evaluate_run(
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
+    so_far = unfinished(path, recipe)
+    if so_far and progress is not None:
+        progress.say(f"the run is not finished ({so_far}): this is {path.name} as it is now")
     own = build_threat(recipe)
     threat = _asked(own, norm, eps)
     listed = _listed(recipe, own, threat) if attacks is None else attacks
@@ -68,9 +71,9 @@ def evaluate_run(
     other = open_surrogate(surrogate, test)
     # The recipe's step sizes are meant for its own threat.
     chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
-    usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own
+    usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own and seed == 0
     asked = _about(recipe, test, len(whole), whole_plan=usual, other_threat=threat != own)
-    about = {**facts(path, recipe, meta), **asked, **other.provenance}
+    about = {**facts(path, recipe, meta), **asked, **other.provenance, **({"unfinished": so_far} if so_far else {})}
     stem = _stem(about, other.names(chosen), len(test), seed, threat)
     return evaluate(
         model,
@@ -79,6 +82,7 @@ def evaluate_run(
         threat,
         attacks=chosen,
         surrogate=other.model,
+        ids=places(test, whole),
         device=device,
         batch_size=batch_size or recipe.evaluate.batch_size,
         precision=precision,
@@ -156,6 +160,6 @@ def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: in
     name = f"result-{Path(str(about['checkpoint'])).stem}"
     if about["whole_plan"]:
         return name
-    attacks = re.sub(r"[^\w.=-]+", "_", "+".join(names))[:80]
+    attacks = re.sub(r"[^\w.=-]+", "_", brief("+".join(names)))
     radius = f"-{threat.norm}-{threat.eps:.6g}" if "recipe_threat" in about else ""
     return f"{name}{radius}-{attacks}-n{samples}-seed{seed}{surrogate_mark(about)}"

@@ -14,7 +14,7 @@ from flatrock.attacks.craft import check_model
 from flatrock.core.borrow import borrowed
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError
-from flatrock.core.files import write_atomic
+from flatrock.core.files import brief, write_atomic
 from flatrock.core.numbers import number
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
@@ -24,7 +24,7 @@ from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat
 from flatrock.data.catalog import DATA, load_data
 from flatrock.data.dataset import Dataset
-from flatrock.data.split import fair_subset
+from flatrock.data.split import fair_subset, places
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
 from flatrock.evaluation.exam import placed
 from flatrock.evaluation.journal import discard
@@ -93,11 +93,12 @@ def evaluate_foreign(
     asked: dict[str, Any] = {"data": data, "norm": norm, "eps": eps, "precision": precision, "device": device}
     faults = _faults(**asked, attacks=chosen, transfers=surrogate is not None, out=out)
     foreign = _opened(model, made, which, faults, progress or Silent())
-    test, told = _test_set(foreign, str(data), limit, data_folder, pick_device(device), num_classes)
+    test, whole = _test_set(foreign, str(data), limit, data_folder, pick_device(device), num_classes)
     on_data(test)
     other = open_surrogate(surrogate, test)
     chosen = other.attacks(chosen, chosen)
     threat = THREATS[str(norm)](number(eps))
+    told = f"{test.name} test, {len(test)} of {len(whole)} samples"
     about = {**foreign.about, "dataset": test.name, "data": told, **other.provenance}
     target = out or _default_target(about, other.names(chosen), threat, samples=len(test), seed=seed)
     return evaluate(
@@ -107,6 +108,7 @@ def evaluate_foreign(
         threat,
         attacks=chosen,
         surrogate=other.model,
+        ids=places(test, whole),
         device=device,
         batch_size=batch_size,
         precision=precision,
@@ -135,12 +137,12 @@ def _opened(
 
 def _test_set(
     foreign: Foreign, name: str, limit: int | None, folder: Path | None, where: torch.device, num_classes: int | None
-) -> tuple[Dataset, str]:
-    """The test set or a fair subset of it, on which the network can work, and how much of it this is in words."""
+) -> tuple[Dataset, Dataset]:
+    """The test set or a fair subset of it, on which the network can work, and the whole."""
     whole = load_data(name, "test", folder=folder)
     test = fair_subset(whole, limit)
     _examine(foreign, test, where, num_classes)
-    return test, f"{test.name} test, {len(test)} of {len(whole)} samples"
+    return test, whole
 
 
 def store_foreign(result: Result, out: Path | None = None) -> Path:
@@ -165,7 +167,7 @@ def _default_target(
 
     A surrogate adds -from- and the begin of its digest.
     """
-    parts = [about["model"], about["dataset"], f"{threat.norm}{threat.eps:.4g}", "+".join(attacks)[:80]]
+    parts = [about["model"], about["dataset"], f"{threat.norm}{threat.eps:.4g}", brief("+".join(attacks))]
     parts += [f"n{samples}", f"seed{seed}", *([about["weights_sha256"][:8]] if about["weights_sha256"] else [])]
     return Path(re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts])) + surrogate_mark(about) + ".json")
 

@@ -104,6 +104,16 @@ def facts(path: Path, recipe: Recipe, meta: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def unfinished(path: Path, recipe: Recipe) -> str:
+    """How far the run of this checkpoint is, if it still trains or was killed; nothing if it ended, or is not known."""
+    folder = RunFolder(path.parent)
+    try:
+        running = folder.read_info()["status"] == "running"
+    except StateError:
+        return ""
+    return f"{len(folder.records())} of {recipe.train.epochs} epochs" if running else ""
+
+
 def check_beside(
     network: Classifier, names: Sequence[str], like: Classifier | Dataset, known: Sequence[str] | None, *, what: str
 ) -> None:
