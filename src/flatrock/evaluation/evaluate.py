@@ -58,24 +58,19 @@ def evaluate(
 
     An attack is tried on every sample the model gets right, an attack of a plan (`autoattack`) on what the plan's
     earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass. `Result.robust`
-    counts the samples that survive everything. `precision`: attacks craft in half precision on a GPU (`auto`),
-    everywhere, or nowhere (`full`). `doubt` spends some more passes on looking for reasons not to believe the number.
-    With a `journal` folder every finished batch is on disk, and `resume` goes on from there. `fab`, `fab-t` and `rays`
-    on their own also measure distances, for their whole budget. Inputs crafted on a `surrogate` are tried on the model:
-    by the attacks that begin with transfer-, and if none does by transfer-pgd-20 and transfer-cw-20. Random numbers
-    belong to `ids`, one number per sample (its row in x if they are not given): with the same ids, part of the data in
-    any order gets the numbers it gets in the whole.
+    counts the samples that survive everything. Random numbers belong to `ids`, one per sample, or to rows of x.
+    `precision`: attacks craft in half precision on a GPU (`auto`), everywhere, or nowhere (`full`). `doubt` spends
+    passes on reasons not to believe the number. With a `journal` folder every finished batch is on disk, and `resume`
+    goes on from there. `fab`, `fab-t` and `rays` on their own also measure distances, for their whole budget. Inputs
+    crafted on a `surrogate` are tried by the attacks named transfer-..., else by transfer-pgd-20 and transfer-cw-20.
     """
-    attacks = attacks if surrogate is None else with_transfer(attacks, like=attacks)
-    _check(model, x, y, threat, attacks, surrogate, batch_size, precision)
-    ids = _ids(ids, x.shape[0])
+    attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     where = home(model) if device is None else pick_device(device)
     marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
     with placed(model, where), borrowed(model, where), lent(surrogate, where) as other:
-        size = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH)
-        key = Seed(seed).child("evaluate")
-        exam = Exam(model, Counted(model), x, y, threat, where, size, key, surrogate=other, ids=ids)
+        size, key = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH), Seed(seed).child("evaluate")
+        exam = Exam(model, Counted(model), x, y, threat, where, size, key, other, _ids(ids, len(x)))
         logits, margins = exam.clean_pass()
         check_answers(exam, logits.shape[1])
         steps = make_plan(attacks, classes=logits.shape[1], surrogate=other)
@@ -84,31 +79,32 @@ def evaluate(
         findings += doubts_before(exam, logits, note)
         identity = {} if journal is None else _identity(exam, steps, seed, crafted)
         _run(exam, steps, tally, Journal(journal, identity, resume=resume), progress)
-        findings += doubts_after(steps, tally, samples=x.shape[0], classes=logits.shape[1])
+        findings += doubts_after(steps, tally, samples=len(x), classes=logits.shape[1])
         findings += doubts_deep(exam, tally) if doubt else []
         rounded = tally.rounded(exam)
-    about = birth_certificate(device=where, seed=Seed(seed).key, batch_size=exam.batch_size, precision=crafted)
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
-        ids=ids,
+        ids=exam.ids,
         predictions=logits.argmax(1),
         attacks={s.label: described(s.attack, threat) for s in steps},
         rounded=rounded,
         findings=tuple(findings),
         marks=marks,
-        provenance=_named(surrogate, {**about, **(provenance or {})}),
+        provenance=_certificate(exam, seed, crafted, provenance or {}),
         **tally.kept(),
     )
 
 
-def _named(surrogate: nn.Module | None, about: dict[str, Any]) -> dict[str, Any]:
-    """The provenance, with the weights of the surrogate if there is one."""
-    if surrogate is None:
+def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the numbers come from, with the weights of the surrogate if there is one."""
+    about = birth_certificate(device=exam.device, seed=Seed(seed).key, batch_size=exam.batch_size, precision=precision)
+    about |= told
+    if exam.surrogate is None:
         return about
-    return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(surrogate)}}
+    return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(exam.surrogate.inner)}}
 
 
-def _check(
+def _checked(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -117,8 +113,9 @@ def _check(
     surrogate: nn.Module | None,
     batch_size: int | None,
     precision: str,
-) -> None:
-    """Refuse what cannot be evaluated before anything is computed."""
+) -> Sequence[Spec]:
+    """The attacks, with those that transfer; what cannot be evaluated is refused before anything is computed."""
+    attacks = attacks if surrogate is None else with_transfer(attacks, like=attacks)
     choose("evaluate", "precision", precision, PRECISIONS)
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
@@ -128,6 +125,7 @@ def _check(
         raise ThreatError("there is nothing to evaluate: x has no samples")
     check_model(model, x)
     check_surrogate(surrogate, model, x)
+    return attacks
 
 
 def _ids(ids: Tensor | None, samples: int) -> Tensor | None:

@@ -45,9 +45,9 @@ class Exam:
     device: torch.device
     batch_size: int
     seed: Seed
-    exact: bool = True  # whether crafting is the model itself
     surrogate: Counted | None = None  # what transfers craft on
     ids: Tensor | None = None  # whom random numbers belong to; None: the row of x
+    exact: bool = True  # whether crafting is the model itself
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these rows on the device."""

@@ -59,21 +59,17 @@ def evaluate_run(
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
-    so_far = unfinished(path, recipe)
-    if so_far and progress is not None:
-        progress.say(f"the run is not finished ({so_far}): this is {path.name} as it is now")
     own = build_threat(recipe)
     threat = _asked(own, norm, eps)
     listed = _listed(recipe, own, threat) if attacks is None else attacks
-    whole = _test_set(recipe, model, meta, data_folder)
-    test = fair_subset(whole, limit)
+    test, whole = _test_set(recipe, model, meta, data_folder, limit)
     on_data(test)
     other = open_surrogate(surrogate, test)
     # The recipe's step sizes are meant for its own threat.
     chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
     usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own and seed == 0
     asked = _about(recipe, test, len(whole), whole_plan=usual, other_threat=threat != own)
-    about = {**facts(path, recipe, meta), **asked, **other.provenance, **({"unfinished": so_far} if so_far else {})}
+    about = {**facts(path, recipe, meta), **asked, **other.provenance, **_so_far(path, recipe, progress)}
     stem = _stem(about, other.names(chosen), len(test), seed, threat)
     return evaluate(
         model,
@@ -107,6 +103,14 @@ def _about(recipe: Recipe, test: Dataset, samples: int, *, whole_plan: bool, oth
     }
 
 
+def _so_far(path: Path, recipe: Recipe, progress: Progress | None) -> dict[str, str]:
+    """Say, and keep, that the run of these weights is not finished; nothing if it is."""
+    done = unfinished(path, recipe)
+    if done and progress is not None:
+        progress.say(f"the run is not finished ({done}): this is {path.name} as it is now")
+    return {"unfinished": done} if done else {}
+
+
 def _asked(own: Threat, norm: str | None, eps: float | str | None) -> Threat:
     """The recipe's own threat, or the one asked for instead."""
     if norm is not None and norm not in THREATS:
@@ -133,12 +137,14 @@ def _listed(recipe: Recipe, own: Threat, threat: Threat) -> Sequence[Spec]:
     return recipe.evaluate.attacks
 
 
-def _test_set(recipe: Recipe, model: Classifier, meta: Mapping[str, Any], folder: Path | None) -> Dataset:
-    """The recipe's test set, if it is what the model was made for."""
+def _test_set(
+    recipe: Recipe, model: Classifier, meta: Mapping[str, Any], folder: Path | None, limit: int | None
+) -> tuple[Dataset, Dataset]:
+    """The recipe's test set, if it is what the model was made for, or a fair subset of it; and the whole."""
     whole = data_part(recipe, "test", folder)
     check_fit(model, whole)
     check_classes(whole, meta)
-    return whole
+    return fair_subset(whole, limit), whole
 
 
 def store_result(source: Source, result: Result) -> Path:

@@ -90,16 +90,14 @@ def evaluate_foreign(
     """
     chosen = DEFAULT_ATTACKS if attacks is None else attacks
     made: dict[str, Any] = {"weights": weights, "num_classes": num_classes, "normalize": normalize}
-    asked: dict[str, Any] = {"data": data, "norm": norm, "eps": eps, "precision": precision, "device": device}
-    faults = _faults(**asked, attacks=chosen, transfers=surrogate is not None, out=out)
-    foreign = _opened(model, made, which, faults, progress or Silent())
+    asked = _faults(data, norm, eps, chosen, surrogate is not None, precision, device, out)
+    foreign = _opened(model, made, which, asked, progress or Silent())
     test, whole = _test_set(foreign, str(data), limit, data_folder, pick_device(device), num_classes)
     on_data(test)
     other = open_surrogate(surrogate, test)
     chosen = other.attacks(chosen, chosen)
     threat = THREATS[str(norm)](number(eps))
-    told = f"{test.name} test, {len(test)} of {len(whole)} samples"
-    about = {**foreign.about, "dataset": test.name, "data": told, **other.provenance}
+    about = {**foreign.about, **_data_facts(test, whole), **other.provenance}
     target = out or _default_target(about, other.names(chosen), threat, samples=len(test), seed=seed)
     return evaluate(
         foreign.model,
@@ -145,6 +143,10 @@ def _test_set(
     return test, whole
 
 
+def _data_facts(test: Dataset, whole: Dataset) -> dict[str, str]:
+    return {"dataset": test.name, "data": f"{test.name} test, {len(test)} of {len(whole)} samples"}
+
+
 def store_foreign(result: Result, out: Path | None = None) -> Path:
     """Write a result of evaluate_foreign to `out`, or to a file in the current folder that its content names."""
     about = result.provenance
@@ -173,7 +175,6 @@ def _default_target(
 
 
 def _faults(
-    *,
     data: str | None,
     norm: str | None,
     eps: float | str | None,
