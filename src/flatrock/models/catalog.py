@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, FlatrockError, in_words
 from flatrock.core.registry import Entry, Registry, unknown
 from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
+from flatrock.models.factory import own_network
 from flatrock.models.mobilenet_v2 import MobileNetV2
 from flatrock.models.moons_mlp import MoonsMLP
 from flatrock.models.preact_resnet import PreActResNet18
@@ -67,8 +69,11 @@ def create_model(
 
     `normalize` is a name of NORMALIZATIONS, a pair (mean, std), or None; it happens inside the model, so that attack
     radii stay in pixel units. `options` are the architecture's own (depth and width of `wide_resnet`).
-    torch's global random state is left as it was.
+    `module:factory` names a network of your own that ends in an nn.Linear (docs/own_network.md); its options are
+    `input_shape` and what the factory takes. torch's global random state is left as it was.
     """
+    if ":" in name:
+        return _own(name, num_classes, _mean_std(normalize), seed, **options)
     entry = MODELS.entry(name)
     known = [*entry.options(), "normalize", "seed"]
     faults = [unknown(f"option of model {name!r}:", option, known) for option in options if option not in known]
@@ -82,6 +87,32 @@ def create_model(
         model = MODELS.make(name, num_classes=num_classes, **options)
     if pair is not None:
         model.set_normalization(*pair)
+    return model
+
+
+def _own(
+    name: str,
+    num_classes: int,
+    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None,
+    seed: int,
+    *,
+    input_shape: Sequence[int] = (),
+    **options: Any,
+) -> Classifier:
+    """What a factory of the user's makes (a copy of it), as a Classifier."""
+    shape = tuple(input_shape) if isinstance(input_shape, Sequence) and not isinstance(input_shape, str) else ()
+    if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise ConfigError(f"model {name!r} needs the option 'input_shape', such as [3, 32, 32], got {input_shape!r}")
+    network = own_network(name, seed=seed, num_classes=num_classes, **options)
+    try:
+        model = Adapted(network, input_shape=shape, num_classes=num_classes)
+    except FlatrockError:
+        raise
+    except Exception as error:  # of the user's network, in its first pass
+        said = in_words(error)
+        raise ConfigError(f"model {name!r} fails on inputs of shape {[2, *shape]}: {said}") from error
+    if normalize is not None:
+        model.set_normalization(*normalize)
     return model
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import copy
+import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,11 @@ from flatrock.core.rng import Seed, kept_global_rng
 _CURE = "write a function without arguments that returns the network, such as `def net(): return Net(depth=18)`"
 
 
-def find_factory(text: str) -> Callable[[], Any]:
-    """The callable that `package.module:factory` names, not called yet; ConfigError says what is missing."""
+def find_factory(text: str, given: Collection[str] = ()) -> Callable[..., Any]:
+    """The callable that `package.module:factory` names, not called yet; ConfigError says what is missing.
+
+    `given` are names of arguments it will get.
+    """
     module_name, _, attribute = text.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         raise ConfigError(f"{text!r} does not name a factory; write package.module:factory, for example mynets:make")
@@ -31,34 +36,39 @@ def find_factory(text: str) -> Callable[[], Any]:
         raise ConfigError(f"module {module_name!r}: {unknown('factory', attribute, choices)}")
     found = getattr(module, attribute)
     if isinstance(found, nn.Module):
-        return lambda: found
+
+        def same() -> nn.Module:
+            return found
+
+        return same
     if not callable(found):
         raise ConfigError(f"{text} is of type {type(found).__name__} and cannot be called; {_CURE}")
-    if needed := _required(found):
+    if needed := [name for name in _required(found) if name not in given]:
         raise ConfigError(f"{text} needs arguments ({', '.join(needed)}); {_CURE}")
     return found  # type: ignore[no-any-return]
 
 
-def make_network(text: str) -> nn.Module:
-    """What the factory makes; torch's random state is left as it was."""
-    factory = find_factory(text)
-    with _guests():
+def make_network(text: str, *, seed: int = 0, **options: Any) -> nn.Module:
+    """What the factory makes with these options; torch's random state is left as it was."""
+    factory = find_factory(text, options)
+    with _guests(seed):
         try:
-            made = factory()
+            made = factory(**options)
         except Exception as error:  # it is the user's code: anything can happen
-            raise ConfigError(f"{text}() raised {type(error).__name__}: {error}") from error
+            said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise ConfigError(f"{text}({said}) raised {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{text}() returned a {type(made).__name__}, not a torch.nn.Module; {_CURE}")
     return made
 
 
 @contextmanager
-def _guests() -> Iterator[None]:
+def _guests(seed: int = 0) -> Iterator[None]:
     """Where the user's code runs: it can import from the current folder, and draws the same numbers every time."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        with kept_global_rng(torch.get_default_device(), seed=Seed(0).child("model")):
+        with kept_global_rng(torch.get_default_device(), seed=Seed(seed).child("model")):
             yield
     finally:
         sys.path.remove(here)
@@ -81,6 +91,44 @@ def _imported(name: str) -> object:
             ) from error
         except Exception as error:  # it is the user's code: anything can happen
             raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def own_network(text: str, *, seed: int, num_classes: int, **options: Any) -> nn.Module:
+    """A copy of what the factory makes; `num_classes` is given to those that take it.
+
+    Names and options may come out of a file from elsewhere, which must not be able to call just anything: only what
+    says that it returns a network is called, and no code is imported that came along in a folder.
+    """
+    _check_place(text.partition(":")[0])
+    factory = find_factory(text, {"num_classes", *options})
+    if not _is_declared(factory):
+        raise ConfigError(f"{text} does not say that it returns a network; write `def net(...) -> nn.Module`")
+    if "num_classes" in inspect.signature(factory).parameters:
+        options["num_classes"] = num_classes
+    return copy.deepcopy(make_network(text, seed=seed, **options))
+
+
+def _check_place(module: str) -> None:
+    """A dotted module is an installed one: its folder is not one of the current folder's."""
+    first, dot, _ = module.partition(".")
+    with _guests():
+        spec = importlib.util.find_spec(first) if dot and first.isidentifier() else None
+    if spec is not None and Path.cwd() in [Path(place).parent for place in spec.submodule_search_locations or ()]:
+        raise ConfigError(
+            f"module {module!r} lies in a folder of the current one, and with it may come code of others; "
+            "put it into a file of the current folder itself, or install it (pip install -e)"
+        )
+
+
+def _is_declared(found: Callable[..., Any]) -> bool:
+    """Whether this is a kind of network, or a function annotated to return one."""
+    if inspect.isclass(found):
+        return issubclass(found, nn.Module)
+    try:
+        made = typing.get_type_hints(found).get("return")
+    except Exception:  # annotations are anything
+        return False
+    return inspect.isclass(made) and issubclass(made, nn.Module)
 
 
 def _required(found: Callable[..., Any]) -> list[str]:

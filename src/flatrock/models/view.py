@@ -18,12 +18,15 @@ def view(model: nn.Module, x: Tensor) -> View:
     A `Classifier` says so itself. In any other module the last `nn.Linear` executed is watched during one forward
     pass; ModelError if none ran or if the model does not return exactly what that layer made.
     """
-    if isinstance(model, Classifier):
-        return model.view(x)
-    calls: list[tuple[Tensor, Tensor, int]] = []
+    return model.view(x) if isinstance(model, Classifier) else last_linear(model, x)[1]
 
-    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        calls.append((args[0] if args else kwargs["input"], output, _version(output)))
+
+def last_linear(model: nn.Module, x: Tensor) -> tuple[nn.Linear, View]:
+    """The layer that makes the model's logits, and what it takes and gives; ModelError as in `view`."""
+    calls: list[tuple[nn.Linear, Tensor, Tensor, int]] = []
+
+    def keep(layer: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        calls.append((layer, args[0] if args else kwargs["input"], output, _version(output)))
         del calls[:-1]  # only the last one matters; holding the others would hold their memory
 
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
@@ -37,14 +40,14 @@ def view(model: nn.Module, x: Tensor) -> View:
             handle.remove()
     if not calls:
         raise ModelError(_no_linear(model, linears=len(linears)))
-    features, made, version = calls[0]
+    layer, features, made, version = calls[0]
     if _version(made) != version or not _same(logits, made):
         raise ModelError(
             f"{type(model).__name__} returns {_shape(logits)}, which is not the output {_shape(made)} of its last "
             "nn.Linear; features and logits need one row per input and a linear layer as the last step: "
             "return that layer's output unchanged (no softmax, scaling or pooling after it)"
         )
-    return View(features=features, logits=logits)
+    return layer, View(features=features, logits=logits)
 
 
 def _no_linear(model: nn.Module, *, linears: int) -> str:

@@ -11,8 +11,9 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
 from flatrock.data.catalog import info
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.pieces import model_options
 from flatrock.recipes.rules import INNER_ATTACKS, rule_faults
-from flatrock.recipes.schema import Recipe
+from flatrock.recipes.schema import Network, Recipe
 
 
 def validate(raw: Mapping[str, Any], where: str) -> Recipe:
@@ -27,14 +28,15 @@ def validate(raw: Mapping[str, Any], where: str) -> Recipe:
 def _completed(recipe: Recipe) -> Recipe:
     """Fill in what follows from other keys, so that the stored recipe says everything."""
     inner = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).inner_loss
-    classes = recipe.model.num_classes or info(recipe.data.name).num_classes
+    source, model = info(recipe.data.name), recipe.model
+    filled = {"num_classes": model.num_classes or source.num_classes, **model_options(model, source.input_shape)}
     name = INNER_ATTACKS[inner] if recipe.attack.name == "auto" else recipe.attack.name
     metric = recipe.select.metric
     if metric == "auto":
         metric = "clean" if name == "none" else "robust"
     return recipe.model_copy(
         update={
-            "model": recipe.model.model_copy(update={"num_classes": classes}),
+            "model": Network.model_validate({**model.model_dump(), **filled}),
             "attack": recipe.attack.model_copy(update={"name": name}),
             "select": recipe.select.model_copy(update={"metric": metric}),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from flatrock.models.catalog import create_model
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.optimizer import build_optimizer
+from flatrock.recipes.pieces import model_options
 from flatrock.recipes.schema import (
     Data,
     EngineKeys,
@@ -188,12 +190,12 @@ def _network(draft: Draft) -> None:
     if draft.classes is None:
         draft.note(f"model.num_classes: needed with data {source.name!r}, whose class count is not known in advance")
         return
-    with torch.device("meta"):  # no memory is taken and no weight is drawn
+    options = model_options(network, source.input_shape)
+    # No memory is taken and no weight is drawn, but where somebody else's code might not stand it.
+    with nullcontext() if ":" in network.name else torch.device("meta"):
         model = draft.build(
             "model",
-            lambda: create_model(
-                network.name, num_classes=draft.classes or 2, normalize=network.normalize, **network.options
-            ),
+            lambda: create_model(network.name, num_classes=draft.classes or 2, normalize=network.normalize, **options),
         )
     if model is None:
         return

@@ -1,0 +1,50 @@
+"""A network of one's own as a Classifier: its last linear layer becomes the head, the rest makes the features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.borrow import mode
+from flatrock.core.errors import ModelError
+from flatrock.core.rng import Seed
+from flatrock.models.classifier import Classifier
+from flatrock.models.compare import near
+from flatrock.models.view import last_linear
+
+
+class Adapted(Classifier):
+    """head(network(x)): any module of logits that ends in an nn.Linear, which is taken out of it (not of a copy)."""
+
+    def __init__(self, network: nn.Module, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__(input_shape=input_shape, num_classes=num_classes)
+        like = next(network.parameters(), torch.zeros(()))
+        x = torch.rand(2, *input_shape, generator=Seed(0).child("adapted").generator()).to(like)
+        with mode(network, training=False), torch.no_grad():
+            self.head, seen = last_linear(network, x)
+            if seen.logits.shape[1] != num_classes:
+                raise ModelError(
+                    f"{type(network).__name__} has {seen.logits.shape[1]} logits for {num_classes} classes"
+                )
+            self.network = _without(network, self.head)
+            if not near(self.head(self.network(x)), seen.logits):
+                raise ModelError(
+                    f"{type(network).__name__} does more with its last nn.Linear than to return what it gives; "
+                    "let the network call that layer once, as its last step"
+                )
+
+    def embed(self, x: Tensor) -> Tensor:
+        """What the head takes."""
+        features: Tensor = self.network(x)
+        return features
+
+
+def _without(network: nn.Module, layer: nn.Module) -> nn.Module:
+    """The network with this layer passed by, wherever it holds it."""
+    if network is layer:
+        return nn.Identity()
+    for parent in list(network.modules()):
+        for name, child in parent.named_children():
+            if child is layer:
+                setattr(parent, name, nn.Identity())
+    return network
