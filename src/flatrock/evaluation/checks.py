@@ -33,7 +33,7 @@ SURVIVES_ANYTHING = 0.05
 
 def check_mode(model: nn.Module) -> list[Finding]:
     """E01: the model came in train mode."""
-    if not any(m.training for m in model.modules()):
+    if not any(getattr(m, "training", False) for m in model.modules()):
         return []
     return [
         Finding(
