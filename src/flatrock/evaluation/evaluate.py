@@ -46,7 +46,7 @@ def evaluate(
     precision: str = "auto",
     doubt: bool = False,
     keep_adversarial: bool = False,
-    journal: Path | None = None,
+    journal: Path | str | None = None,
     resume: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
@@ -64,7 +64,7 @@ def evaluate(
     by the attacks that begin with transfer-, and if none does by transfer-pgd-20 and transfer-cw-20.
     """
     attacks = attacks if surrogate is None else with_transfer(attacks, like=attacks)
-    _check(model, x, y, threat, attacks, surrogate, batch_size, precision)
+    x = _check(model, x, y, threat, attacks, surrogate, batch_size, precision)
     where = home(model) if device is None else pick_device(device)
     marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
@@ -111,17 +111,18 @@ def _check(
     surrogate: nn.Module | None,
     batch_size: int | None,
     precision: str,
-) -> None:
-    """Refuse what cannot be evaluated before anything is computed."""
+) -> Tensor:
+    """The inputs; refuse what cannot be evaluated before anything is computed."""
     choose("evaluate", "precision", precision, PRECISIONS)
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
     make_plan(attacks, surrogate=surrogate)
-    check_inputs(x, y, threat)
+    x = check_inputs(x, y, threat)
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to evaluate: x has no samples")
     check_model(model, x)
     check_surrogate(surrogate, model, x)
+    return x
 
 
 def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
