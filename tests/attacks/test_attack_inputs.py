@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import ATTACKS, attack, parse_attack
-from flatrock.attacks.craft import check_logits, first_logits_checked
+from flatrock.attacks.craft import check_inputs, check_logits
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
 from flatrock.core.errors import ConfigError, FlatrockError, ModelError, ThreatError
@@ -53,7 +53,9 @@ Go = Callable[[nn.Module, Tensor, Tensor, Any], object]
         (X - 1e-4, r"inputs must lie in \[0, 1\]"),
         (torch.where(X > 0.9, torch.nan, X), "NaN or infinity; clean the data"),
         (torch.where(X > 0.9, torch.inf, X), "NaN or infinity; clean the data"),
-        ((X * 255).to(torch.uint8), r"inputs must be float32 or float64 .*got torch.uint8"),
+        (X - 2e-6, r"inputs must lie in \[0, 1\]"),
+        (X + 2e-6, r"inputs must lie in \[0, 1\]"),
+        ((X * 255).to(torch.uint8), r"inputs must be float32 or float64 .*got torch.uint8 .*; divide by 255: x.float"),
         (X[:, 0], r"inputs must be float32 or float64 \[n, ...\], got torch.float32 of shape \(6,\)"),
     ],
 )
@@ -63,13 +65,39 @@ def test_inputs_outside_the_contract(go: Go, x: Tensor, message: str) -> None:
 
 
 @both_ways
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("off", [-2.98e-8, 1.2e-7, -9e-7, 9e-7])
+def test_rounding_beside_the_box_is_clamped_in_a_copy(go: Go, off: float, dtype: torch.dtype) -> None:
+    """A round trip through a normalisation leaves as much."""
+    x = (X.to(dtype) + off).clone()
+    given = x.clone()
+    assert float(x.min()) < 0 or float(x.max()) > 1
+    go(nn.Linear(4, 3).to(dtype), x, Y, Linf(0.1))
+    inside = check_inputs(x, Y, Linf(0.1))
+    assert torch.equal(inside, x.clamp(0, 1))
+    assert torch.equal(x, given)
+
+
+def test_inputs_in_the_box_are_not_copied() -> None:
+    assert check_inputs(X, Y, Linf(0.1)).data_ptr() == X.data_ptr()
+
+
+@both_ways
 @pytest.mark.parametrize(
-    "y",
-    [Y[:5], Y[:, None], Y.float(), nn.functional.one_hot(Y), nn.functional.one_hot(Y).float(), torch.tensor(1)],
-    ids=["short", "column", "float", "one-hot", "soft", "scalar"],
+    ("y", "cure"),
+    [
+        (Y[:5], "give one label per input"),
+        (Y[:5].float(), "give one label per input"),
+        (Y[:, None], r"use y\.squeeze\(1\)"),
+        (Y.float(), r"use y\.long\(\)"),
+        (nn.functional.one_hot(Y), r"if they are one-hot, use y\.argmax\(1\)"),
+        (nn.functional.one_hot(Y).float(), r"if they are one-hot, use y\.argmax\(1\)"),
+        (torch.tensor(1), "give one label per input"),
+    ],
+    ids=["short", "short float", "column", "float", "one-hot", "soft", "scalar"],
 )
-def test_labels_of_the_wrong_shape_or_type(go: Go, y: Tensor) -> None:
-    with pytest.raises(ThreatError, match=r"labels must be integers of shape \(6,\), got torch\."):
+def test_labels_of_the_wrong_shape_or_type(go: Go, y: Tensor, cure: str) -> None:
+    with pytest.raises(ThreatError, match=rf"labels must be integers of shape \(6,\), got torch\..*; {cure}$"):
         go(nn.Linear(4, 3), X, y, Linf(0.1))
 
 
@@ -130,19 +158,6 @@ def test_a_radius_beyond_the_box_is_refused(go: Go) -> None:
     with pytest.raises(ThreatError, match=r"eps 2\.5 exceeds the diameter 2 of the input box; write 128/255"):
         go(nn.Linear(4, 3), X, Y, L2(2.5))
     go(nn.Linear(4, 3), X, Y, L2(2.0))
-
-
-def test_first_logits_are_checked_without_a_pass_of_their_own() -> None:
-    calls: list[int] = []
-    model = Answer(lambda x: calls.append(1) or x[:, :3])
-    with first_logits_checked(model, Y):
-        model(X)
-        model(X)
-    assert len(calls) == 2
-    assert not model._forward_hooks
-    with pytest.raises(KeyError), first_logits_checked(model, Y):
-        raise KeyError
-    assert not model._forward_hooks
 
 
 def test_check_logits_accepts_what_is_right() -> None:

@@ -92,6 +92,30 @@ def test_kept_buffers_undoes_a_replaced_buffer(how: str) -> None:
     assert float(next(model.buffers())) == 0
 
 
+class Scriptable(nn.Module):
+    """As Counter, without the annotation that TorchScript cannot read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("how", ["normal", "error"])
+def test_kept_buffers_undoes_what_torchscript_did(how: str) -> None:
+    model = torch.jit.script(nn.Sequential(Scriptable(), nn.BatchNorm1d(3)).train())
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with leaving(how), kept_buffers(model):
+        model(torch.rand(2, 3))
+        assert float(model.state_dict()["0.calls"]) == 1
+        end(how)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
 @pytest.mark.parametrize("how", ["normal", "error"])
 def test_frozen_gives_back_each_requires_grad_and_leaves_grad_alone(how: str) -> None:
     model = net()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -149,6 +150,42 @@ def test_radius_out_of_range_is_refused(kind: type[Linf] | type[L2], eps: float)
 def test_radius_that_is_no_number_is_refused(kind: type[Linf] | type[L2], eps: Any) -> None:
     with pytest.raises(ThreatError, match="eps must be a number, got"):
         kind(eps)
+
+
+@pytest.mark.parametrize("kind", [Linf, L2])
+@pytest.mark.parametrize(
+    "eps",
+    [
+        np.float32(0.25),
+        np.float64(0.25),
+        np.float16(0.25),
+        np.array(0.25),
+        torch.tensor(0.25),
+        torch.tensor(0.25).half(),
+    ],
+    ids=repr,
+)
+def test_numbers_of_numpy_and_torch_are_numbers(kind: type[Linf] | type[L2], eps: Any) -> None:
+    threat = kind(eps)
+    assert type(threat.eps) is float
+    assert threat == kind(0.25)
+    assert type(kind(np.int64(1)).eps) is type(kind(torch.tensor(0)).eps) is float  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "eps", [np.bool_(True), torch.tensor(True), np.complex64(0.1), torch.tensor([0.1]), np.array([0.1]), np.str_("1")]
+)
+def test_other_things_of_numpy_and_torch_are_not(eps: Any) -> None:
+    with pytest.raises(ThreatError, match="eps must be a number, got"):
+        Linf(eps)
+
+
+@pytest.mark.parametrize(
+    "eps", [np.float32(8), torch.tensor(8), np.float64("nan"), torch.tensor(-0.1), pytest.param(10**400, id="huge")]
+)
+def test_they_keep_to_the_range_too(eps: Any) -> None:
+    with pytest.raises(ThreatError, match=r"eps must lie in \[0, 1\], got"):
+        Linf(eps)
 
 
 def test_a_radius_in_grey_levels_is_refused_with_the_cure() -> None:

@@ -206,6 +206,18 @@ def test_what_cannot_be_certified_is_refused() -> None:
             certify(nn.Linear(4, 2), x, y, QUICK, ids=ids)
     with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
         certify(nn.Linear(4, 2), x, y, QUICK, batch_size=0)
+    with pytest.raises(ModelError, match=r"the model fails on inputs of shape \(2, 4\): RuntimeError"):
+        certify(nn.Linear(5, 2), x, y, QUICK)
+    with pytest.raises(ModelError, match="lazy layers"):
+        certify(nn.LazyLinear(2), x, y, QUICK)
+
+
+def test_no_smoothed_attack_on_what_cannot_be_attacked() -> None:
+    x, y = torch.rand(3, 4), torch.tensor([0, 1, 1])
+    with pytest.raises(ThreatError, match="nothing to attack: x has no samples"):
+        attack_smoothed(nn.Linear(4, 2), x[:0], y[:0], QUICK, 0.1)
+    with pytest.raises(ModelError, match="the model fails on inputs of shape"):
+        attack_smoothed(nn.Linear(5, 2), x, y, QUICK, 0.1)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import torch
 from curvature_cases import conv_net, dense_net, samples
 from torch import Tensor, nn
 
-from flatrock.core.errors import ConfigError, ModelError
+from flatrock.core.errors import ConfigError, ModelError, ThreatError
 from flatrock.core.rng import Seed
 from flatrock.diagnostics import hessian as hessian_module
 from flatrock.diagnostics.curvature import TOO_MANY, Curvature, Settings, curvature
@@ -176,6 +176,23 @@ def test_models_that_cannot_be_measured() -> None:
         curvature(broken, x, y, beta=24)
     with pytest.raises(ModelError, match=r"labels span .* but the model has 3 classes"):
         curvature(dense_net(), x, y + 2, beta=24)
+
+
+def test_samples_that_cannot_be_measured() -> None:
+    x, y = samples((3,), 3)
+    net = dense_net()
+    with pytest.raises(ThreatError, match="nothing to measure: x has no samples"):
+        curvature(net, x[:0], y[:0], beta=24)
+    with pytest.raises(ThreatError, match=r"got torch\.uint8 .*divide by 255"):
+        curvature(net, (255 * x).to(torch.uint8), y, beta=24)
+    with pytest.raises(ModelError, match=r"float32 weights but the inputs are torch\.float64; convert one"):
+        curvature(dense_net().float(), x, y, beta=24)
+    with pytest.raises(ThreatError, match=r"labels must be integers .*argmax"):
+        curvature(net, x, nn.functional.one_hot(y, 3), beta=24)
+    with pytest.raises(ModelError, match=r"the model fails on inputs of shape \(24, 2\): RuntimeError"):
+        curvature(net, x[:, :2], y, beta=24)
+    with pytest.raises(ConfigError, match="batch_size must be a whole number >= 1, got 0"):
+        curvature(net, x, y, beta=24, batch_size=0)
 
 
 def test_a_missing_curvlinops_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:

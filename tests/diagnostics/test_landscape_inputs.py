@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flatrock.core.errors import StateError
+from flatrock.core.errors import ModelError, StateError, ThreatError
 from flatrock.core.progress import Silent
 from flatrock.core.rng import Seed
 from flatrock.diagnostics.grid import Axis
@@ -61,6 +61,18 @@ def test_the_surface_of_a_linear_classifier_is_the_softplus_of_a_plane() -> None
             assert torch.allclose(torch.tensor(row["loss"], dtype=torch.float64), F.softplus(logit), rtol=1e-12)
             assert torch.allclose(torch.tensor(row["margin"], dtype=torch.float64), -logit, rtol=1e-9, atol=1e-12)
             assert row["accuracy"] == (logit < 0).double().tolist()
+
+
+def test_inputs_that_cannot_be_walked() -> None:
+    model, gen = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval(), Seed(0).samples(torch.arange(2))
+    x, y = torch.rand(2, 4), torch.tensor([0, 1])
+    for given, kind, said in (
+        (x.double(), ModelError, "float32 weights"),
+        ((255 * x).to(torch.uint8), ThreatError, "divide by 255"),
+    ):
+        with pytest.raises(kind, match=said):
+            found = Ledger(None, {}, resume=False)
+            walk_inputs(model, given, y, AXIS, gen=gen, batch_size=3, ledger=found, progress=Silent())
 
 
 def test_rows_that_are_there_are_not_walked_again() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.core.borrow import borrowed
-from flatrock.core.errors import ConfigError, ModelError, StateError
+from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatError
 from flatrock.core.progress import Silent
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
@@ -45,6 +45,14 @@ def walk(model: nn.Module, probe: Probe, ledger: Ledger, *, count: int = 2, dime
 
 def ledger() -> Ledger:
     return Ledger(None, {}, resume=False)
+
+
+def test_samples_that_cannot_be_probed() -> None:
+    with pytest.raises(ThreatError, match="nothing to measure: x has no samples"):
+        probe_of(nn.Flatten(), n=0)
+    model = nn.Linear(5, 10).eval()
+    with pytest.raises(ModelError, match="the model fails on inputs of shape"):
+        probe_of(model).check()
 
 
 def test_an_axis_is_symmetric_and_holds_zero() -> None:

@@ -177,6 +177,36 @@ def test_e06_sees_the_gradients_attacks_see() -> None:
     assert codes(doubt.doubts_before(exam, logits, "")) == ["E06"]
 
 
+def trapped(x: Tensor) -> Tensor:
+    """x itself; backward multiplies the zeros of the branch not taken with an infinite slope."""
+    return x + 0 * torch.where(x >= 0, x, torch.sqrt(x - 2))
+
+
+@pytest.mark.parametrize("attack", ["fgsm", "pgd-5", "apgd-ce:steps=5", "fab-t:steps=5", "square:queries=10"])
+def test_e06_a_gradient_that_is_not_a_number(attack: str) -> None:
+    """Finite logits, so nothing else shows that the attacks stood still."""
+    result = look(Net(before=trapped), attacks=[attack])
+    assert codes(result) == ["E06"]
+    assert "100 % of the inputs looked at have a NaN or infinite gradient" in result.findings[0].message
+    assert "torch.where" in result.findings[0].cure
+
+
+def test_e06_an_infinite_gradient_of_a_single_input() -> None:
+    x, _ = data(40)
+    x[3, 0, 2, 2] = 0
+    model = Net(before=lambda x: x.sqrt().square())
+    result = evaluate(model, x, labelled(model, x), THREAT, attacks=["pgd-5"])
+    assert codes(result) == ["E06"]
+    assert result.findings[0].message.startswith("2 % of the inputs")
+
+
+def test_e06_tells_zeros_and_infinities_apart() -> None:
+    zeros, odd = checks.check_gradients(torch.tensor([0.0, 0.0, 1.0, torch.nan, torch.inf]))
+    assert zeros.message.startswith("40 % of the inputs looked at have a gradient of exactly zero")
+    assert odd.message.startswith("40 % of the inputs looked at have a NaN or infinite gradient")
+    assert checks.check_gradients(torch.ones(5)) == checks.check_gradients(torch.ones(0)) == []
+
+
 class Opaque(Net):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.detach())
@@ -189,6 +219,29 @@ def test_e06_a_model_without_gradients_is_doubted_and_still_attacked_without_the
     assert result.robust < 1
     with pytest.raises(ModelError, match="no gradient"):
         look(Opaque(), attacks=["pgd-5"])
+
+
+class Cut(torch.autograd.Function):
+    """Identity whose output says it has a gradient, and which has none: what dynamic quantisation does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dummy: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        return None, grads[0].sum()
+
+
+def test_e06_a_gradient_that_does_not_reach_the_input() -> None:
+    def cut(z: Tensor) -> Tensor:
+        return Cut.apply(z.detach(), torch.zeros((), requires_grad=True))  # type: ignore[no-any-return, no-untyped-call]
+
+    result = look(Net(before=cut), Linf(0.1), attacks=["square:queries=30"], doubt=True)
+    assert codes(result) == ["E06"]
+    for attack in ("pgd-5", "fab", "fab-t"):
+        with pytest.raises(ModelError, match="no gradient"):
+            look(Net(before=cut), attacks=[attack])
 
 
 # E07

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.errors import ConfigError, ThreatError
+from flatrock.core.errors import ConfigError, ModelError, ThreatError
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf
@@ -251,7 +251,7 @@ def test_a_model_lent_to_a_device_is_brought_home(fails: bool) -> None:
     model = Travelled(fails=fails)
     model.sent.clear()
     if fails:
-        with pytest.raises(KeyError, match="inside the model"):
+        with pytest.raises(ModelError, match="KeyError: 'inside the model'"):
             evaluate(model, x, y, THREAT, attacks=["fgsm"], device="cpu")
     else:
         evaluate(model, x, y, THREAT, attacks=["fgsm"], device="cpu")

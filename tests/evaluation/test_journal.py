@@ -92,6 +92,12 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_may_be_named_by_text(tmp_path: Path) -> None:
+    x = torch.rand(6, 4, generator=Seed(0).generator())
+    evaluate(nn.Flatten(), x, x.argmax(1), Linf(0.1), attacks=["pgd-2"], journal=str(tmp_path / "x.part"))
+    assert (tmp_path / "x.part" / "exam.json").is_file()
+
+
 # Whose folder it is
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -67,6 +69,21 @@ def test_typos_name_attacks_and_plans() -> None:
         make_plan(["autoatack"])
     with pytest.raises(ConfigError, match="label 'autoattack' is taken"):
         make_plan(["autoattack", "autoattack"])
+
+
+@pytest.mark.parametrize(
+    "spec", ["autoattack:steps=5", "fast-20", {"name": "autoattack", "steps": 5}, {"name": "autoattack"}], ids=str
+)
+def test_a_plan_takes_no_options(spec: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a plan takes no options; write '(autoattack|fast)' alone, or name an attack"
+    ):
+        make_plan([spec])
+
+
+def test_a_transferred_plan_with_options_is_a_plan_too() -> None:
+    with pytest.raises(ConfigError, match="a plan is not transferred as a whole"):
+        make_plan(["transfer-autoattack:steps=5"], surrogate=nn.Flatten())
 
 
 def net(classes: int, shape: tuple[int, ...]) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.auto_pgd import APGD, APGDTargeted
 from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary
-from flatrock.attacks.craft import check_inputs, check_model, craft, first_logits_checked
+from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, craft
 from flatrock.attacks.gaussian import Gaussian
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
@@ -106,10 +106,10 @@ def attack(
     Random numbers belong to the position of a sample in x; give the same x in one piece to reproduce them.
     """
     chosen = _bounded(name, options)
-    check_inputs(x, y, threat)
+    x = check_inputs(x, y, threat)
     if x.shape[0] == 0:
         return x.clone()
     check_model(model, x)
     ids = torch.arange(x.shape[0], device=x.device)
-    with first_logits_checked(model, y):
-        return craft(chosen, model, x, y, threat, Seed(seed).child("attack", name).samples(ids))
+    gen = Seed(seed).child("attack", name).samples(ids)
+    return craft(chosen, FirstChecked(model, y), x, y, threat, gen)

@@ -4,53 +4,84 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from flatrock.core.borrow import borrowed
-from flatrock.core.errors import ModelError, ThreatError
+from flatrock.core.errors import FlatrockError, ModelError, ThreatError, in_words
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 
-# Rounding of x + delta in float32 may leave the ball by about 1e-7; anything above this is a fault.
+# Rounding in float32 may leave ball and box by about 1e-7; anything above this is a fault.
 SLACK = 1e-6
 
 
-def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> None:
-    """Inputs are finite floats in [0, 1] with one class index each, and eps fits the box; else ThreatError."""
-    if not isinstance(threat, Threat):
-        raise ThreatError(f"threat must be flatrock.Linf(eps) or flatrock.L2(eps), got {threat!r}")
+def check_samples(x: Tensor, y: Tensor) -> None:
+    """Inputs are finite floats [n, ...] with one class index each; else ThreatError."""
     for name, value in (("inputs", x), ("labels", y)):
         if not isinstance(value, Tensor):
             raise ThreatError(f"{name} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor")
     if x.dtype not in (torch.float32, torch.float64) or x.dim() < 2:
-        raise ThreatError(f"inputs must be float32 or float64 [n, ...], got {x.dtype} of shape {tuple(x.shape)}")
+        cure = "; divide by 255: x.float() / 255" if x.dtype == torch.uint8 else ""
+        raise ThreatError(f"inputs must be float32 or float64 [n, ...], got {x.dtype} of shape {tuple(x.shape)}{cure}")
     if y.shape != x.shape[:1] or y.dtype != torch.int64:
         raise ThreatError(
-            f"labels must be integers of shape ({x.shape[0]},), got {y.dtype} of {tuple(y.shape)}; use y.long()"
+            f"labels must be integers of shape ({x.shape[0]},), got {y.dtype} of {tuple(y.shape)}; {_label_cure(x, y)}"
         )
-    if x.shape[0] == 0:
-        return
     if not bool(torch.isfinite(x).all()):
         raise ThreatError("inputs contain NaN or infinity; clean the data first")
+
+
+def _label_cure(x: Tensor, y: Tensor) -> str:
+    """What to do about labels of a wrong shape or type."""
+    if y.shape == x.shape[:1]:
+        return "use y.long()"
+    if y.dim() == 2 and y.shape[0] == x.shape[0]:
+        return "use y.squeeze(1)" if y.shape[1] == 1 else "if they are one-hot, use y.argmax(1)"
+    return "give one label per input"
+
+
+def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> Tensor:
+    """The inputs, if they lie in [0, 1] with one class index each and eps fits the box; else ThreatError.
+
+    What rounding put beside the box comes back inside it; the tensor given is left as it is.
+    """
+    if not isinstance(threat, Threat):
+        raise ThreatError(f"threat must be flatrock.Linf(eps) or flatrock.L2(eps), got {threat!r}")
+    check_samples(x, y)
+    x = x.clone() if x.is_inference() else x.detach()  # what was made in inference mode cannot have a gradient
+    if x.shape[0] == 0:
+        return x
     low, high = float(x.min()), float(x.max())
-    if low < 0 or high > 1:
+    if low < -SLACK or high > 1 + SLACK:
         raise ThreatError(f"inputs must lie in [0, 1], got [{low:.3g}, {high:.3g}]; put normalisation inside the model")
     diameter = math.sqrt(x[0].numel())
     if threat.eps > diameter:
         raise ThreatError(f"eps {threat.eps:g} exceeds the diameter {diameter:.3g} of the input box; write 128/255?")
+    return x.clamp(0, 1) if low < 0 or high > 1 else x
 
 
 def check_model(model: nn.Module, x: Tensor) -> None:
-    """A module whose weights have the dtype of the inputs; else ModelError."""
+    """A module whose weights are there and have the dtype of the inputs; else ModelError."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module that maps inputs to logits, got {type(model).__name__}")
     if torch.is_inference_mode_enabled():
         raise ModelError("attacks need gradients; call this outside torch.inference_mode()")
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(is_lazy(t) for t in tensors):
+        raise ModelError("the model has lazy layers without weights yet; pass a batch through it first: model(x[:2])")
+    if any(t.is_meta for t in tensors):
+        raise ModelError(
+            "the model is on the meta device, without values; use model.to_empty(device=...) and load them"
+        )
+    if any(t.is_inference() for t in tensors):
+        raise ModelError(
+            "the model was made in torch.inference_mode(), so it has no gradients; use copy.deepcopy(model)"
+        )
     odd = {p.dtype for p in model.parameters() if p.is_floating_point()} - {x.dtype}
     if odd:
         raise ModelError(f"the model has {odd.pop()} weights but the inputs are {x.dtype}; convert one of the two")
@@ -78,23 +109,47 @@ def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
         raise ModelError("the model returns NaN or infinite logits on clean inputs; its weights are damaged")
 
 
-@contextmanager
-def first_logits_checked(model: nn.Module, y: Tensor) -> Iterator[None]:
-    """Check what the model returns the first time it is called inside; costs no pass of its own."""
+def first_answer(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What the model says to x; ModelError if it fails, in its own words, or if it writes into what it is given."""
+    given = x.clone()
+    try:
+        logits = model(given)
+    except (FlatrockError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # it is the user's code: anything can happen
+        raise ModelError(
+            f"the model fails on inputs of shape {tuple(x.shape)}: {in_words(error)}; "
+            "give it what it was made for, images as [n, channels, height, width]"
+        ) from error
+    if given._version:  # counts writes, those of a pass without gradients too
+        raise ModelError("the model writes into its input, which attacks still need; let it begin with x = x.clone()")
+    return logits
 
-    def look(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        handle.remove()
-        check_logits(output, inputs[0], y)
-        if looks_like_probabilities(output):
+
+class FirstChecked(nn.Module):
+    """A model whose first answer, to all inputs with the labels y, is checked; costs no pass of its own.
+
+    Not a hook: TorchScript has none.
+    """
+
+    def __init__(self, model: nn.Module, y: Tensor) -> None:
+        super().__init__()
+        self.inner, self._y = model, y
+        self._checked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the model says."""
+        if self._checked:
+            logits: Tensor = self.inner(x)
+            return logits
+        logits = first_answer(self.inner, x)
+        check_logits(logits, x, self._y)
+        self._checked = True
+        if looks_like_probabilities(logits):
             warnings.warn(
                 "the model seems to return probabilities; attacks are weaker on them, return logits", stacklevel=2
             )
-
-    handle = model.register_forward_hook(look)
-    try:
-        yield
-    finally:
-        handle.remove()
+        return logits
 
 
 def check_crafted(x_adv: Tensor, x: Tensor, threat: Threat, attack: object) -> None:
@@ -106,7 +161,7 @@ def check_crafted(x_adv: Tensor, x: Tensor, threat: Threat, attack: object) -> N
     wide = torch.promote_types(x.dtype, torch.float32)
     x_adv, x = x_adv.to(wide), x.to(wide)
     if not bool(torch.isfinite(x_adv).all()):
-        raise ThreatError(f"{attack!r} produced NaN or infinite inputs")
+        raise ThreatError(f"{attack!r} produced NaN or infinite inputs; look for such gradients in the model")
     over = float(threat.size(x_adv - x).max()) - threat.eps
     if over > SLACK:
         raise ThreatError(f"{attack!r} left the {threat.norm} ball of radius {threat.eps:g} by {over:.1e}")

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.hyperplane import close_gap
-from flatrock.attacks.pgd import classified_right, safely_broken
-from flatrock.core.errors import ModelError
+from flatrock.attacks.pgd import classified_right, safely_broken, slope
 from flatrock.core.threat import L2, TINY, Threat, rows
 
 DRAW, OVERSHOOT, PULL_BACK = 0.1, 1.05, 0.9  # alpha_max, eta and beta of the paper
@@ -94,13 +93,11 @@ def nearest_plane(model: nn.Module, x: Tensor, y: Tensor, rivals: Tensor, norm: 
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
         logits = model(x)
-        if not logits.requires_grad:
-            raise ModelError("the model's output has no gradient w.r.t. its input; gradient attacks need one")
         gaps = logits.gather(1, rivals) - logits.gather(1, y[:, None])
         w = torch.zeros_like(x).flatten(1)
         gap, nearest = torch.zeros_like(gaps[:, 0]), torch.full_like(gaps[:, 0], torch.inf)
         for k in range(rivals.shape[1]):
-            (grad,) = torch.autograd.grad(gaps[:, k].sum(), x, retain_graph=k + 1 < rivals.shape[1])
+            grad = slope(gaps[:, k].sum(), x, again=k + 1 < rivals.shape[1])
             length = torch.linalg.vector_norm(grad.flatten(1), 2 if norm == L2.norm else 1, dim=1)
             distance = gaps[:, k].detach().abs() / (length + TINY)
             closer = (distance < nearest) & torch.isfinite(length)

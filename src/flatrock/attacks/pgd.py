@@ -42,10 +42,16 @@ class Aim:
         x = x.detach().requires_grad_(True)
         with torch.enable_grad():
             logits = self.model(x)
-            if not logits.requires_grad:
-                raise ModelError("the model's output has no gradient w.r.t. its input; gradient attacks need one")
-            (grad,) = torch.autograd.grad(self.loss(logits, self.target).sum(), x)
+            grad = slope(self.loss(logits, self.target).sum(), x)
         return grad, logits.detach()
+
+
+def slope(total: Tensor, x: Tensor, *, again: bool = False) -> Tensor:
+    """d total / dx, else ModelError; `again` if the same pass is differentiated once more."""
+    grads = torch.autograd.grad(total, x, retain_graph=again, allow_unused=True) if total.requires_grad else (None,)
+    if grads[0] is None:
+        raise ModelError("the model's output has no gradient w.r.t. its input; gradient attacks need one")
+    return grads[0]
 
 
 def classified_right(logits: Tensor, y: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_inputs, check_model, first_logits_checked
+from flatrock.attacks.craft import FirstChecked, check_inputs, check_model
 from flatrock.attacks.pgd import classified_right, safely_broken
 from flatrock.core.borrow import borrowed
 from flatrock.core.errors import ConfigError
@@ -178,12 +178,12 @@ def rays_distance(model: nn.Module, x: Tensor, y: Tensor, *, queries: int = 1000
     as in the official code.
     """
     RayS(queries=queries, tolerance=tolerance)
-    check_inputs(x, y, Linf(1.0))
+    x = check_inputs(x, y, Linf(1.0))
     if x.shape[0] == 0:
         return Nearest(x.new_zeros(0), x.clone(), torch.zeros_like(y))
     check_model(model, x)
-    with borrowed(model, x.device), first_logits_checked(model, y), torch.no_grad():
-        points, _, used = follow_rays(model, x, y, queries=queries, tolerance=tolerance)
+    with borrowed(model, x.device), torch.no_grad():
+        points, _, used = follow_rays(FirstChecked(model, y), x, y, queries=queries, tolerance=tolerance)
     return Nearest((points - x).flatten(1).abs().amax(1), points, used)
 
 

@@ -18,7 +18,8 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
     Modes are saved per module, so a BatchNorm the user froze stays frozen.
     """
-    saved = [(m, m.training) for m in model.modules()]
+    # A frozen TorchScript module has no mode: it is in eval mode for good.
+    saved = [(m, getattr(m, "training", False)) for m in model.modules()]
     try:
         model.train(training)
         yield
@@ -38,7 +39,8 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
     finally:
         _put(buffers, values)
         for module, name, buffer in held:
-            if module._buffers.get(name) is not buffer:  # a module may have put another tensor in its place
+            now = module._buffers  # of a TorchScript module no dict: it has no `get`
+            if name not in now or now[name] is not buffer:  # a module may have put another tensor in its place
                 setattr(module, name, buffer)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,11 +43,14 @@ class Threat(Protocol):
         """A random point of the ball for each row of `like`."""
 
 
-def _check_eps(norm: str, eps: float, largest: float, hint: str) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, int | float):
+def _radius(norm: str, eps: Any, largest: float, hint: str) -> float:
+    """eps as a Python float; numpy's numbers and those in a tensor without dimensions are numbers too."""
+    value = eps.item() if isinstance(eps, Tensor | np.ndarray) and eps.ndim == 0 else eps
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ThreatError(f"{norm} eps must be a number, got {eps!r}")
-    if not math.isfinite(eps) or eps < 0 or eps > largest:
+    if not 0 <= value <= largest:  # false for NaN
         raise ThreatError(f"{norm} eps must lie in [0, {largest:g}], got {eps!r}; {hint}")
+    return float(value)
 
 
 def rows(per_sample: Tensor, like: Tensor) -> Tensor:
@@ -63,7 +66,8 @@ class Linf:
     norm: ClassVar[str] = "linf"
 
     def __post_init__(self) -> None:
-        _check_eps("Linf", self.eps, 1.0, "eps is in pixel units of [0, 1]: write 8/255, not 8")
+        radius = _radius("Linf", self.eps, 1.0, "eps is in pixel units of [0, 1]: write 8/255, not 8")
+        object.__setattr__(self, "eps", radius)
 
     @property
     def default_step(self) -> float:
@@ -99,7 +103,8 @@ class L2:
     def __post_init__(self) -> None:
         # sqrt(3*224*224) = 388 is the diameter of the largest box in common use; the attack guard
         # compares eps with the diameter of the box at hand.
-        _check_eps("L2", self.eps, 388.0, "eps is in pixel units of [0, 1]: write 128/255, not 128")
+        radius = _radius("L2", self.eps, 388.0, "eps is in pixel units of [0, 1]: write 128/255, not 128")
+        object.__setattr__(self, "eps", radius)
 
     @property
     def default_step(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_inputs, check_logits, check_model
+from flatrock.attacks.craft import check_inputs, check_logits, check_model, first_answer
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.progress import Progress, Silent
@@ -45,11 +45,13 @@ def certify(
     the `ledger` holds is not computed again.
     """
     ids = torch.arange(len(x)) if ids is None else ids.cpu()
+    x = _check(model, x, y, ids)
     where = _home(model)
     voter = Voter(model, smoothing.sigma, _size(batch_size, where))
     kept = Ledger(None, {}, resume=False) if ledger is None else ledger  # an empty one is false
     with borrowed(model, where), full_precision(where):
-        _check(model, x, y, ids, where)
+        with torch.no_grad():
+            check_logits(first_answer(model, x[:2].to(where)), x[:2], y[:2])
         found = _vote(voter, x.to(where), ids, smoothing, seed, kept, progress)
     return Certificate(
         smoothing=smoothing,
@@ -101,9 +103,9 @@ def _size(batch_size: int | None, device: torch.device) -> int:
     return batch_size
 
 
-def _check(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, device: torch.device) -> None:
-    """Refuse what cannot be certified before any vote."""
-    check_inputs(x, y, L2(0.0))
+def _check(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+    """The inputs; refuse what cannot be certified before any vote."""
+    x = check_inputs(x, y, L2(0.0))
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to certify: x has no samples")
     if ids.dtype != torch.int64 or ids.shape != y.shape or len(set(ids.tolist())) < len(ids):
@@ -111,8 +113,7 @@ def _check(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, device: torch.de
             f"ids must be {len(y)} different whole numbers (int64), one per sample: noise belongs to them"
         )
     check_model(model, x)
-    with torch.no_grad():
-        check_logits(model(x[:2].to(device)), x[:2], y[:2])
+    return x
 
 
 def _home(model: nn.Module) -> torch.device:

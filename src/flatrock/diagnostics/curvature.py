@@ -11,7 +11,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatrock.core.errors import ConfigError, ModelError
+from flatrock.attacks.craft import check_model, check_samples
+from flatrock.core.errors import ConfigError, ModelError, ThreatError
 from flatrock.core.options import choose, count, weight
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import Seed
@@ -147,6 +148,11 @@ def curvature(
     moved weights (AWP's sharpness only). `beta` is PAC-Bayes' temperature, usually the number of training samples.
     """
     check_scales(beta=beta)
+    check_samples(x, y)
+    if x.shape[0] == 0:
+        raise ThreatError("there is nothing to measure: x has no samples")
+    check_model(model, x)
+    count("curvature", "batch_size", batch_size, least=1)
     return _Measurement(
         model, x, y, settings or Settings(), batch_size, seed or Seed(0), task, progress or Silent()
     ).take(beta, attack)

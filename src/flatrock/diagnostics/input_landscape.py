@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatrock.attacks.craft import check_model, check_samples
 from flatrock.attacks.losses import margin
 from flatrock.attacks.pgd import classified_right
 from flatrock.core.borrow import borrowed, full_precision
@@ -49,6 +50,8 @@ def walk_inputs(
 
     R are random signs. Eval mode; points outside [0, 1] are not clipped, so that the surface has no edges of its own.
     """
+    check_samples(x, y)
+    check_model(model, x)
     with borrowed(model, x.device), full_precision(x.device):
         steep, chance = sign_gradient(model, x, y), random_signs(x, gen)
         b = torch.tensor(axis.values, dtype=x.dtype, device=x.device)

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_crafted, check_inputs, check_logits, check_model
+from flatrock.attacks.craft import check_crafted, check_inputs, check_logits, check_model, first_answer
 from flatrock.attacks.pgd import classified_right
 from flatrock.core.borrow import full_precision
+from flatrock.core.errors import ThreatError
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
@@ -93,7 +94,9 @@ class Probe:
         batch_size: int,
         half: bool = False,
     ) -> None:
-        check_inputs(x, y, threat)
+        x = check_inputs(x, y, threat)
+        if x.shape[0] == 0:
+            raise ThreatError("there is nothing to measure: x has no samples")
         check_model(model, x)
         self.model, self.x, self.y, self.ids = model, x, y, ids
         self.threat, self.attack, self.seed = threat, attack, seed
@@ -104,7 +107,7 @@ class Probe:
         """Whether the network, as its weights are now, answers as a classifier must; else ModelError."""
         few = slice(0, min(FEW, self.batch_size))
         with torch.no_grad():
-            check_logits(self.model(self.x[few]), self.x[few], self.y[few])
+            check_logits(first_answer(self.model, self.x[few]), self.x[few], self.y[few])
 
     def __call__(self) -> Reading:
         """What the data say of the weights as they are now."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_inputs, check_model, craft
+from flatrock.attacks.craft import check_inputs, check_logits, check_model, craft, first_answer
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.core.borrow import borrowed, full_precision
+from flatrock.core.errors import ThreatError
 from flatrock.core.rng import Seed
 from flatrock.core.threat import L2
 from flatrock.diagnostics.smoothing import ABSTAIN, Smoothed, Smoothing, Voter, predictions
@@ -32,13 +33,17 @@ def attack_smoothed(
     upper bound of what holds within the radius, and certified accuracy, a lower one, is never above it: a sample that
     is certified and broken is a mistake of either, which has probability 2 alpha at most.
     """
-    check_inputs(x, y, L2(radius))
+    x = check_inputs(x, y, L2(radius))
+    if x.shape[0] == 0:
+        raise ThreatError("there is nothing to attack: x has no samples")
     check_model(model, x)
     node, attack = Seed(seed).child("attack smoothed"), GradientAttack(steps=steps)
     soft = Smoothed(model, x[0], sigma=smoothing.sigma, draws=draws, seed=node.child("climb"))
     voter = Voter(model, smoothing.sigma, batch_size)
     votes = []
     with borrowed(model, x.device), full_precision(x.device):
+        with torch.no_grad():
+            check_logits(first_answer(model, x[:2]), x[:2], y[:2])
         for rows in torch.split(torch.arange(len(x), device=x.device), max(batch_size // draws, 1)):
             gen = node.child("start").samples(rows)
             x_adv = craft(attack, soft, x[rows], y[rows], L2(radius), gen)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import looks_like_probabilities
@@ -32,7 +33,7 @@ SURVIVES_ANYTHING = 0.05
 
 def check_mode(model: nn.Module) -> list[Finding]:
     """E01: the model came in train mode."""
-    if not any(m.training for m in model.modules()):
+    if not any(getattr(m, "training", False) for m in model.modules()):
         return []
     return [
         Finding(
@@ -98,17 +99,29 @@ def check_random(first: Tensor, second: Tensor) -> list[Finding]:
 
 
 def check_gradients(sizes: Tensor) -> list[Finding]:
-    """E06: the loss has no gradient for many inputs."""
+    """E06: the loss has no gradient for many inputs, or one that is not finite for any."""
+    found = []
     zeros = float((sizes == 0).double().mean()) if sizes.numel() else 0.0
-    if zeros <= FEW_ZEROS:
-        return []
-    return [
-        Finding(
-            "E06",
-            f"{100 * zeros:.0f} % of the inputs looked at have a gradient of exactly zero; gradient attacks idle",
-            "return unscaled logits in float32; rely on square, which needs no gradient",
+    if zeros > FEW_ZEROS:
+        found.append(
+            Finding(
+                "E06",
+                f"{100 * zeros:.0f} % of the inputs looked at have a gradient of exactly zero; gradient attacks idle",
+                "return unscaled logits in float32; rely on square, which needs no gradient",
+            )
         )
-    ]
+    odd = int((~torch.isfinite(sizes)).sum())
+    if odd:  # rounding and saturation make zeros, never these
+        found.append(
+            Finding(
+                "E06",
+                f"{100 * odd / sizes.numel():.0f} % of the inputs looked at have a NaN or infinite gradient; "
+                "gradient attacks idle",
+                "find the operation behind it (sqrt, log, a division, even in the branch torch.where leaves out); "
+                "rely on square, which needs no gradient",
+            )
+        )
+    return found
 
 
 def check_black_box(found: Mapping[str, int], samples: int) -> list[Finding]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.losses import cross_entropy
-from flatrock.attacks.pgd import classified_right
+from flatrock.attacks.pgd import classified_right, slope
+from flatrock.core.errors import ModelError
 from flatrock.core.records import Finding
 from flatrock.core.threat import L2, Linf, Threat
 from flatrock.evaluation.checks import (
@@ -38,7 +39,7 @@ LONGEST = 388.0
 
 
 def doubts_before(exam: Exam, logits: Tensor, precision_note: str) -> list[Finding]:
-    """Probabilities instead of logits, a randomised model, gradients that are zero, no half precision."""
+    """Probabilities instead of logits, a randomised model, gradients that are zero or not finite, no half precision."""
     rows = torch.arange(min(exam.batch_size, exam.x.shape[0], FEW))
     x, y = exam.inputs(rows)
     again = exam.verdict(x).cpu()
@@ -64,7 +65,7 @@ def doubts_after(steps: Sequence[Step], tally: Tally, *, samples: int, classes: 
 def doubts_deep(exam: Exam, tally: Tally) -> list[Finding]:
     """Does a longer attack find more, does the loss rise along the way, does a huge budget break everything?"""
     rows = tally.first_rows(FEW)
-    if len(rows) == 0 or not _differentiable(exam, rows[:1]):
+    if len(rows) == 0 or _gradients(exam, *exam.inputs(rows[:1])) is None:
         return []  # a model without gradients has its finding already
     stood = tally.survivors[rows]
     losses = {steps: _pgd(exam, rows, exam.threat, steps=steps)[0] for steps in LADDER}
@@ -87,21 +88,21 @@ def _black_box(step: Step) -> bool:
     return step.label.rpartition("/")[2] in ("square", "rays")
 
 
-def _differentiable(exam: Exam, rows: Tensor) -> bool:
-    x, _ = exam.inputs(rows)
+def _gradients(exam: Exam, x: Tensor, y: Tensor) -> Tensor | None:
+    """Gradient of each sample's cross-entropy w.r.t. its input, as attacks see it; None if the model has none."""
+    leaf = x.detach().requires_grad_(True)
     with torch.enable_grad():
-        return bool(exam.crafting.inner(x.detach().requires_grad_(True)).requires_grad)
+        total = cross_entropy(exam.crafting.inner(leaf), y).sum()
+    try:
+        return slope(total, leaf)
+    except ModelError:
+        return None
 
 
 def _gradient_sizes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
-    """Largest entry of each sample's gradient of cross-entropy w.r.t. its input, as attacks see it; zeros for none."""
-    leaf = x.detach().requires_grad_(True)
-    with torch.enable_grad():
-        logits = exam.crafting.inner(leaf)
-        if not logits.requires_grad:
-            return torch.zeros(len(x))
-        (grad,) = torch.autograd.grad(cross_entropy(logits, y).sum(), leaf)
-    return grad.flatten(1).abs().amax(1).cpu()
+    """Largest entry of each sample's gradient; zeros for none."""
+    grad = _gradients(exam, x, y)
+    return torch.zeros(len(x)) if grad is None else grad.flatten(1).abs().amax(1).cpu()
 
 
 def _huge(exam: Exam) -> Threat:

@@ -47,7 +47,7 @@ def evaluate(
     precision: str = "auto",
     doubt: bool = False,
     keep_adversarial: bool = False,
-    journal: Path | None = None,
+    journal: Path | str | None = None,
     resume: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
@@ -64,7 +64,7 @@ def evaluate(
     goes on from there. `fab`, `fab-t` and `rays` on their own also measure distances, for their whole budget. Inputs
     crafted on a `surrogate` are tried by the attacks named transfer-..., else by transfer-pgd-20 and transfer-cw-20.
     """
-    attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
+    x, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     where = home(model) if device is None else pick_device(device)
     marks = tuple(marks) or tuple(getattr(model, "marks", ()))
     findings = check_mode(model) + check_marks(marks)
@@ -113,19 +113,19 @@ def _checked(
     surrogate: nn.Module | None,
     batch_size: int | None,
     precision: str,
-) -> Sequence[Spec]:
-    """The attacks, with those that transfer; what cannot be evaluated is refused before anything is computed."""
+) -> tuple[Tensor, Sequence[Spec]]:
+    """Inputs and attacks, with those that transfer; what cannot be evaluated is refused before anything is computed."""
     attacks = attacks if surrogate is None else with_transfer(attacks, like=attacks)
     choose("evaluate", "precision", precision, PRECISIONS)
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
     make_plan(attacks, surrogate=surrogate)
-    check_inputs(x, y, threat)
+    x = check_inputs(x, y, threat)
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to evaluate: x has no samples")
     check_model(model, x)
     check_surrogate(surrogate, model, x)
-    return attacks
+    return x, attacks
 
 
 def _ids(ids: Tensor | None, samples: int) -> Tensor | None:

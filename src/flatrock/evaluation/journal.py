@@ -38,7 +38,8 @@ class Journal:
     there is played back, what is missing or damaged is made again.
     """
 
-    def __init__(self, folder: Path | None, identity: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(self, folder: Path | str | None, identity: Mapping[str, Any], *, resume: bool) -> None:
+        folder = None if folder is None else Path(folder)
         self._folder = folder
         self._next = 0
         if folder is None:

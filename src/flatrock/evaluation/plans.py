@@ -107,15 +107,18 @@ def _steps(spec: Spec, classes: int | None, surrogate: nn.Module | None) -> list
         return [Step(f"{spec}/{name}", ATTACKS.make(o.pop("name", name), **o), spec) for name, o in members]
     if _transferred(spec):
         return [_transfer(spec, surrogate)]
-    if isinstance(spec, str) and (name := _name(spec)) not in ATTACKS:
+    if (name := _name(spec)) in PLANS:
+        raise ConfigError(f"a plan takes no options; write {name!r} alone, or name an attack of it with its options")
+    if isinstance(spec, str) and name not in ATTACKS:
         known = [*ATTACKS.names(), *PLANS, *(TRANSFER + _name(n) for n in TRANSFERRED)]
         raise ConfigError(unknown("attack or plan", name, known))
     label, attack = parse_attack(spec)
     return [Step(label, attack)]
 
 
-def _name(text: str) -> str:
+def _name(spec: Spec) -> str:
     """pgd of pgd-20:restarts=5."""
+    text = str(spec.get("name", "")) if isinstance(spec, Mapping) else str(spec)
     return re.sub(r"-\d+$", "", text.partition(":")[0])
 
 
@@ -128,7 +131,7 @@ def _transferred(spec: Spec) -> bool:
 def _transfer(spec: Spec, surrogate: nn.Module | None) -> Step:
     named = not isinstance(spec, str) and "label" in spec
     inner = spec.removeprefix(TRANSFER) if isinstance(spec, str) else {**spec, "name": spec["name"][len(TRANSFER) :]}
-    if (inner if isinstance(inner, str) else inner["name"]) in PLANS:
+    if _name(inner) in PLANS:
         raise ConfigError(f"a plan is not transferred as a whole; name an attack, such as {TRANSFER}apgd-ce")
     label, attack = parse_attack(inner)
     if surrogate is None:
