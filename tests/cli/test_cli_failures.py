@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from flatrock.cli.console import friendly
-from flatrock.cli.main import app
+from flatrock.cli.console import friendly, say, show
+from flatrock.cli.main import app, main
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.records import EpochRecord, Run
+from flatrock.reports.table import Table
 
 # Brackets and colons that rich would take for markup, a closing tag without opening, and an emoji.
 AWKWARD = "x[a][/b]:x:"
@@ -127,3 +129,19 @@ def test_awkward_names_in_errors_check_and_doctor(tmp_path: Path) -> None:
     assert f"wrote {file}; " in flatrock("cp", "moons_at", file).output
     assert "\nrecipe       x[a]:x:, valid" in flatrock("check", file, *ON_CPU).output
     assert f"looked for in {tmp_path / AWKWARD})" in flatrock("doctor", "--data-dir", tmp_path / AWKWARD).output
+
+
+def test_letters_the_terminal_lacks_are_no_reason_to_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.argv", ["flatrock", "ls", "plans"])
+    monkeypatch.setattr("flatrock.cli.ls.KINDS", {"plans": lambda: [("mean ± deviation", "σ")]})
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    say("mean ± deviation")
+    show(Table(("σ", "sum"), (("a", "7 ± 1"),)))
+    out.flush()
+    lines = out.buffer.getvalue().decode("ascii").splitlines()  # type: ignore[attr-defined]
+    assert lines[:3] == ["plans", "  mean ? deviation  ?", "mean ? deviation"]
+    assert "| a | 7 ? 1 |" in lines
