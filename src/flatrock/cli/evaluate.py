@@ -10,6 +10,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.several import check_out
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
@@ -97,6 +98,8 @@ def run(
     how |= {"on_data": drawing.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
         _check_source(source, [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None])
+        if out is not None:
+            check_out(out)
         with TerminalProgress() as progress:
             if source is None:
                 result = evaluate_foreign(**own, **how, device=device, progress=progress)
