@@ -29,7 +29,8 @@ def test_pages_are_found() -> None:
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
-    for code in blocks(page, "python"):
+    again = 2 if page.name == "README.md" else 1  # what people paste first they paste twice
+    for code in blocks(page, "python") * again:
         exec(compile(code, str(page), "exec"), scope)
     assert scope
 
