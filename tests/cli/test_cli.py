@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
+from flatrock.core.provenance import VERSION
 from flatrock.core.records import Result as Evaluation
 from flatrock.evaluation.plans import PLANS
 
@@ -190,6 +191,11 @@ def test_missing_data_is_named_with_the_cure(tmp_path: Path) -> None:
 
 def test_unknown_device() -> None:
     assert "unknown device" in flatrock("train", "digits_at", "--device", "gpu9").output
+
+
+def test_version() -> None:
+    done = flatrock("--version")
+    assert (done.exit_code, done.output) == (0, f"flatrock {VERSION}\n")
 
 
 def test_python_dash_m() -> None:

@@ -62,6 +62,7 @@ def test_a_surrogate_adds_two_attacks_and_is_named(run_folder: Path, other_run: 
     assert file.stem.endswith(f"-n40-seed0-from-{about['weights'][:8]}")
     assert not list(run_folder.glob("*.part")), "the journal of a finished evaluation goes, whatever its attacks"
     assert "transfer-" in done.output
+    assert "\nfast = APGD-CE and APGD-T: an upper bound, not AutoAttack\n" in done.output
 
 
 def test_the_recipes_own_attacks_with_a_surrogate_do_not_take_the_name_of_those_without(
@@ -157,7 +158,9 @@ def test_a_gallery_lies_beside_the_result_and_the_inputs_do_not(run_folder: Path
 def test_keep_adversarial_and_gallery(run_folder: Path) -> None:
     done = flatrock("eval", run_folder, "--attacks", "pgd-3", "--gallery", "--keep-adversarial", *FEW)
     result_of(done)
-    assert told(done, "wrote ")[0].with_suffix(".safetensors").is_file()
+    stored, kept = told(done, "wrote ")
+    assert kept == stored.with_suffix(".safetensors")
+    assert kept.is_file()
 
 
 def test_no_gallery_of_nothing_and_none_of_points(run_folder: Path, moons_run: Path) -> None:

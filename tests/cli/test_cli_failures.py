@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from flatrock.cli.console import friendly
-from flatrock.cli.main import app
+from flatrock.cli.console import friendly, say, show
+from flatrock.cli.main import app, main
+from flatrock.cli.several import check_out
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.records import EpochRecord, Run
+from flatrock.reports.table import Table
 
 # Brackets and colons that rich would take for markup, a closing tag without opening, and an emoji.
 AWKWARD = "x[a][/b]:x:"
@@ -127,3 +131,56 @@ def test_awkward_names_in_errors_check_and_doctor(tmp_path: Path) -> None:
     assert f"wrote {file}; " in flatrock("cp", "moons_at", file).output
     assert "\nrecipe       x[a]:x:, valid" in flatrock("check", file, *ON_CPU).output
     assert f"looked for in {tmp_path / AWKWARD})" in flatrock("doctor", "--data-dir", tmp_path / AWKWARD).output
+
+
+def test_letters_the_terminal_lacks_are_no_reason_to_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.argv", ["flatrock", "ls", "plans"])
+    monkeypatch.setattr("flatrock.cli.ls.KINDS", {"plans": lambda: [("mean ± deviation", "σ")]})
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    say("mean ± deviation")
+    show(Table(("σ", "sum"), (("a", "7 ± 1"),)))
+    out.flush()
+    lines = out.buffer.getvalue().decode("ascii").splitlines()  # type: ignore[attr-defined]
+    assert lines[:3] == ["plans", "  mean ? deviation  ?", "mean ? deviation"]
+    assert "| a | 7 ? 1 |" in lines
+
+
+COMMANDS_WITH_OUT = {
+    "bench": ("digits_at",),
+    "curvature": ("nowhere",),
+    "eval": ("--model", "digits_cnn", "--data", "digits", "--norm", "linf", "--eps", "0.1"),
+    "landscape": ("nowhere",),
+    "overfit": ("nowhere",),
+    "pseudo-label": ("nowhere", "--images", "a.npz"),
+    "report": ("nowhere.json",),
+    "report-speed": ("nowhere.json",),
+    "results": ("nowhere",),
+}
+
+
+def test_commands_with_out_are_all_known() -> None:
+    found = {name for name, command in get_command(app).commands.items() if "out" in {p.name for p in command.params}}
+    assert found == set(COMMANDS_WITH_OUT)
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_OUT)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path, command: str) -> None:
+    """Before even the runs are looked for, which are not there."""
+    (tmp_path / "file").touch()
+    done = flatrock(command, *COMMANDS_WITH_OUT[command], "--out", tmp_path / "file" / "new" / "x.json")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"error: cannot write {tmp_path / 'file' / 'new' / 'x'}")
+    assert done.stderr.endswith("Not a directory; choose another --out\n")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    check_out(tmp_path / "x.json", tmp_path / "new" / "folder" / "x.json")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StateError, match="it is a folder; give --out the name of a file"):
+        check_out(tmp_path)

@@ -53,15 +53,17 @@ def result_of(done: Done) -> Result:
 
 
 def test_factory_in_the_current_folder(here: Path) -> None:
-    done = flatrock("eval", "--model", "foreign_module:net", *ON_DIGITS)
+    done = flatrock("eval", "--model", "foreign_module:net", "--keep-adversarial", *ON_DIGITS)
     result = result_of(done)
+    (kept,) = here.glob("*-adversarial.safetensors")
+    assert f"\nwrote {kept.name}\n" in done.output
     assert "worst case" in done.output
     assert "digits test, 30 of 500 samples; linf eps 0.03137" in done.output
     assert "foreign_module:net" in done.output
     assert (result.n, result.threat["eps"]) == (30, 8 / 255)
     assert result.provenance["model"] == "foreign_module:net"
     name = "result-foreign_module_net-digits-linf0.03137-fgsm+pgd-2-n30-seed0.json"
-    assert [p.name for p in here.glob("result*")] == [name]
+    assert [p.name for p in here.glob("result*.json")] == [name]
 
 
 def test_factory_with_weights_normalisation_and_a_place_to_write(here: Path) -> None:

@@ -71,6 +71,34 @@ def test_table_shows_brackets_in_names_and_labels(capsys: pytest.CaptureFixture[
         assert text in out
 
 
+def rows_of(out: str) -> list[list[str]]:
+    """The words of every line that holds cells."""
+    return [line.split() for line in re.sub("[│┃]", " ", out).splitlines() if re.search(r"\w", line)]
+
+
+def test_a_table_too_wide_is_turned(terminal: StringIO) -> None:
+    attacks = [f"attack-{i}\n:steps=5" for i in range(9)]
+    figures = [f"{i}0.25" for i in range(9)]
+    show(Table(("model", *attacks), (("first", *figures), ("second", *["100.00"] * 9))))
+    lines = rows_of(re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()))
+    assert lines[0] == ["model", "first", "second"]
+    assert lines[1:] == [[f"attack-{i}:steps=5", figure, "100.00"] for i, figure in enumerate(figures)]
+
+
+def test_a_table_too_wide_and_too_long_is_printed_as_wide_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    names = tuple(f"attack-{i}" for i in range(20))
+    rows = tuple((f"model-{i}", *["12.34"] * 20) for i in range(20))
+    show(Table(("model", *names), rows))
+    assert rows_of(capsys.readouterr().out) == [["model", *names], *map(list, rows)]
+
+
+def test_a_table_that_fits_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Table(("model", "clean"), (("a", "99.60"), ("b", "8.40"))))
+    assert rows_of(capsys.readouterr().out) == [["model", "clean"], ["a", "99.60"], ["b", "8.40"]]
+    show(Table(("model", "clean"), ()))
+    assert rows_of(capsys.readouterr().out) == [["model", "clean"]]
+
+
 def test_clock() -> None:
     assert [clock(s) for s in (0, 75.4, 7322)] == ["0:00:00", "0:01:15", "2:02:02"]
 

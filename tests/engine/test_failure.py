@@ -64,7 +64,7 @@ def test_non_finite_loss(
     job = make_job(tmp_path / "run", train__save_seconds=save_seconds)
     spoiled = replace(job, objective=Spoiled(job.objective, step=4, term=term, value=value))
     with pytest.raises(
-        TrainingError, match=rf"non-finite at step 4: term {term}; .*last good checkpoint is kept"
+        TrainingError, match=rf"non-finite at step 4: term {term}; .*weights of the last finished epoch are kept$"
     ) as caught:
         train(spoiled)
     assert caught.value.__cause__ is not caught.value, "an error is not its own cause"
@@ -76,7 +76,7 @@ def test_non_finite_loss(
     tensors, meta = load(folder.state)
     assert 3 * meta["epoch"] + meta["step_in_epoch"] == (4 if save_seconds < 1 else 3)
     assert all(torch.isfinite(t).all() for t in tensors.values())
-    with pytest.raises(StateError, match=r"FAILED \(the loss became non-finite at step 4"):
+    with pytest.raises(StateError, match=r"FAILED \(the loss became non-finite at step 4.*; name a checkpoint file"):
         load_model(tmp_path / "run")
     train(make_job(tmp_path / "run", train__save_seconds=save_seconds), resume=True)
     assert snapshot(tmp_path / "run") == small_shot
@@ -88,9 +88,13 @@ def test_a_failed_run_fails_again_when_resumed(make_job: MakeJob, tmp_path: Path
         return replace(job, objective=Spoiled(job.objective, step=0, term="penalty", value=math.nan))
 
     for resume in (False, True):
-        with pytest.raises(TrainingError, match="step 0: term penalty"):
+        with pytest.raises(
+            TrainingError, match=r"step 0: term penalty; .*\. No epoch was finished: there are no weights"
+        ):
             train(spoiled(), resume=resume)
         assert RunFolder(tmp_path / "run").read_info()["status"] == "failed"
+        with pytest.raises(StateError, match=r"FAILED \(.*\); train it again$"):
+            load_model(tmp_path / "run")
 
 
 @pytest.mark.parametrize("lr", [1e8, 1e18, 1e30, 1e38])

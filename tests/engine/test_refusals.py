@@ -37,8 +37,10 @@ def run(small_run: Path, tmp_path: Path) -> Path:
 
 def test_existing_run_is_not_touched(make_job: MakeJob, run: Path) -> None:
     before = contents(run)
-    with pytest.raises(StateError, match=r"run folder .*run exists; .*--resume.*--overwrite.*--run-dir"):
+    with pytest.raises(StateError, match=r"run folder .*run exists; .*--resume.*--overwrite.*--run-dir") as caught:
         train(make_job(run))
+    for keyword in ("resume=True", "overwrite=True", "folder="):
+        assert keyword in str(caught.value)
     assert contents(run) == before
 
 
@@ -93,6 +95,14 @@ def test_overwrite_spares_files_that_are_not_the_runs(make_job: MakeJob, run: Pa
     train(make_job(run, train__epochs=1), overwrite=True)
     assert (run / name).is_file(), f"{name} was deleted"
     assert (run / name).read_bytes() == b"precious"
+
+
+def test_what_is_no_run_is_called_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: digits_at\n")
+    with pytest.raises(StateError, match=r"mine\.yaml is a recipe, not a run; train it first: flatrock train "):
+        load_model(tmp_path / "mine.yaml")
+    with pytest.raises(ConfigError, match=r"a run is named by its folder or a checkpoint file, got 3"):
+        load_model(3)  # type: ignore[arg-type]
 
 
 def test_resume_and_overwrite_exclude_each_other(make_job: MakeJob, run: Path) -> None:

@@ -147,6 +147,16 @@ def test_model_must_fit_the_data() -> None:
     assert "model.num_classes: needed with data 'folder'" in found
 
 
+def test_own_images_must_be_what_the_model_takes() -> None:
+    """How large they are only the files know, but the model says how large they must be."""
+    own = ("data.name=folder", "model.num_classes=3")
+    grey = (*own, "data.channels=1")
+    assert load_recipe("digits_at", grey).data.options == {"channels": 1}
+    assert "data.channels: got 3, but 'digits_cnn' takes inputs (1, 8, 8)" in only_fault("digits_at", *own)
+    assert "data.channels: got 2" in only_fault("digits_at", *own, "data.channels=2")
+    assert "a square of 9 does not fit 8 pixels" in only_fault("digits_at", *grey, "data.augment.cutout=9")
+
+
 def test_what_follows_from_other_keys_is_filled_in() -> None:
     at, trades, standard = (load_recipe(f"digits_{n}") for n in ("at", "trades", "standard"))
     assert (at.attack.name, trades.attack.name, standard.attack.name) == ("pgd", "kl-pgd", "none")

@@ -125,7 +125,7 @@ def test_large_networks_are_timed_on_small_batches_of_a_cpu(monkeypatch: pytest.
 
 
 def test_size_only_the_files_know() -> None:
-    found = of("digits_at", "data={name: folder}", "model.num_classes=10")
+    found = of("digits_at", "data={name: folder, channels: 1}", "model.num_classes=10")
     assert (found.samples, found.steps, found.seconds, found.total_flops) == (None, None, None, None)
     assert found.parameters == 24_058
 

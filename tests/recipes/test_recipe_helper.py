@@ -98,7 +98,8 @@ def test_a_helper_must_know_the_same_classes(standard: Path, tmp_path: Path, cha
     names = meta["class_names"]
     if change == "count":
         meta["recipe"]["model"]["num_classes"] = 9
-        meta["recipe"]["data"] = {**meta["recipe"]["data"], "name": "folder"}  # which has any number of classes
+        # Which has any number of classes.
+        meta["recipe"]["data"] = {**meta["recipe"]["data"], "name": "folder", "channels": 1}
         tensors = {k: v[:9].clone() if "head." in k else v for k, v in tensors.items()}
     meta["class_names"] = names[::-1] if change == "names" else names[:9]
     save(tmp_path / "other.safetensors", tensors, meta)

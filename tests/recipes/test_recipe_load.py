@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from flatrock.core.errors import ConfigError
+from flatrock.recipes import load as module
 from flatrock.recipes.build import build_threat
 from flatrock.recipes.check import validate
-from flatrock.recipes.load import load_recipe, overlay, recipe_names
+from flatrock.recipes.load import library, load_recipe, overlay, recipe_names
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.text import recipe_text
 
@@ -122,6 +123,57 @@ def test_a_base_beside_the_file_comes_before_the_library(tmp_path: Path) -> None
     assert (recipe.seed, recipe.objective.name) == (7, "trades")
 
 
+def test_a_recipe_has_its_own_name_or_that_of_its_file(tmp_path: Path) -> None:
+    write(tmp_path, "mine", recipe_text(load_recipe("digits_at", ["name=mine"])))
+    write(tmp_path, "child", "base: mine\n")
+    assert load_recipe(write(tmp_path, "grandchild", "base: child\nseed: 1\n")).name == "grandchild"
+    assert load_recipe(tmp_path / "child.yaml").name == "child"
+    assert load_recipe(tmp_path / "child.yaml", ["name=other"]).name == "other"
+    assert load_recipe(write(tmp_path, "named", "base: mine\nname: a name\n")).name == "a name"
+    assert load_recipe(tmp_path / "mine.yaml").name == "mine"
+
+
+def test_recipes_of_the_library_are_called_what_they_are_found_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [name for name in recipe_names() if load_recipe(name).name != name] == []
+    write(tmp_path, "table", "name: table\nbase: digits_at\nrows: {row_a: {seed: 1}, row_b: {seed: 2}}\n")
+    monkeypatch.setattr(module, "TABLES", tmp_path)
+    monkeypatch.setattr(module, "library", lambda: {**library(), "row_b": tmp_path / "table.yaml"})
+    assert (load_recipe("row_b").name, load_recipe("row_b").seed) == ("row_b", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [
+        ("base: digits_at\ntrain: {epochs: 1}\nseed: 1\ntrain: {batch_size: 32}\n", "train", 4),
+        ("base: digits_at\ntrain:\n  epochs: 1\n  batch_size: 32\n  'epochs': 2\n", "epochs", 5),
+        ("base: digits_at\nflatness:\n- {name: awp}\n- {name: rat, eta: 1, eta: 2}\n", "eta", 4),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(text: str, key: str, line: int, tmp_path: Path) -> None:
+    path = write(tmp_path, "twice", text)
+    with pytest.raises(ConfigError, match=rf"the key '{key}' is there twice(.|\n)*line {line}, column") as caught:
+        load_recipe(path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(ConfigError, match="the key 'epochs' is there twice"):
+        load_recipe("digits_at", ["train={epochs: 1, epochs: 2}"])
+
+
+def test_merge_keys_give_way_to_keys_that_are_there(tmp_path: Path) -> None:
+    """Also where the mapping that is merged has merged another itself, before its own turn comes."""
+    text = """
+    base: digits_at
+    train: {keep: &a {every: 1, after: 2}, epochs: 3}
+    select: {attack: {name: &name pgd, steps: 3}}
+    evaluate: {attacks: [&b {name: *name, steps: 1}, &c {<<: *b, steps: 2, label: c}, {<<: [*c, *b], label: d}]}
+    """
+    recipe = load_recipe(write(tmp_path, "merged", text))
+    assert recipe.train.keep.after == 2
+    attacks = [{"steps": 1}, {"steps": 2, "label": "c"}, {"steps": 2, "label": "d"}]
+    assert recipe.evaluate.attacks == tuple({"name": "pgd", **a} for a in attacks)
+
+
 def test_base_cycles_are_named(tmp_path: Path) -> None:
     write(tmp_path, "a", "base: b\n")
     write(tmp_path, "b", "base: c\n")
@@ -138,6 +190,7 @@ def test_base_cycles_are_named(tmp_path: Path) -> None:
         ("a: [1", "is not readable YAML"),
         ("- a\n- b\n", "must be a mapping of sections, got list"),
         ("", "must be a mapping of sections, got NoneType"),
+        ("seed: 2026-99-99", "is not readable YAML"),
         ("base: no_such_recipe\n", "unknown recipe 'no_such_recipe'"),
     ],
 )

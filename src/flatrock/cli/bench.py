@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
+from flatrock.cli.several import check_out
 from flatrock.core.costs import Bench
 from flatrock.core.device import pick_device
 from flatrock.core.files import write_atomic
@@ -29,6 +30,8 @@ def run(
 ) -> None:
     """Time whole training steps, data and augmentation included, of recipes in turn in one process."""
     with friendly("nothing was written"):
+        if out is not None:
+            check_out(out)
         chosen = [load_recipe(name, override or []) for name in recipes]
         with TerminalProgress() as progress:
             found = bench(

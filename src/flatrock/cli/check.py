@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,36 +11,57 @@ from flatrock.cli.console import friendly, say
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import device_name
+from flatrock.data.catalog import default_folder, found, info
+from flatrock.recipes.build import build_job
 from flatrock.recipes.cost import estimate
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
+from flatrock.recipes.schema import Recipe
 from flatrock.recipes.text import recipe_text
 
 
 def run(
     recipe: Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, for example train.epochs=3")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda: where the cost is estimated")] = "auto",
 ) -> None:
     """Validate a recipe, print it in full, its parameter count, steps and estimated cost."""
     with friendly():
-        found = load_recipe(recipe, overrides or [])
-        say(recipe_text(found))
+        chosen = load_recipe(recipe, overrides or [])
+        say(recipe_text(chosen))
         where = pick_device(device)
-        cost = estimate(found, device=where)
-        _line("recipe", f"{found.name}, valid, hash {recipe_hash(found)}")
+        cost = estimate(chosen, device=where, samples=_counted(chosen, data_dir))
+        _line("recipe", f"{chosen.name}, valid, hash {recipe_hash(chosen)}")
+        _line("data", _place(chosen, data_dir))
         _line("parameters", f"{cost.parameters:,}")
         if cost.steps is None or cost.seconds is None or cost.total_flops is None:
-            _line("steps", "known once the data are there (the folder decides how many samples there are)")
+            _line("not checked", "number, size and classes of the images, which training may refuse; give --data-dir")
         else:
             _line("steps", f"{cost.steps:,} ({cost.steps_per_epoch:,} per epoch over {cost.samples:,} samples)")
             _line("passes", f"{cost.forwards_per_step} forward passes of the network per step")
             _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
             _line("time", f"about {_human(cost.seconds)} on {device_name(where)}")
             say("  (time extrapolated from one batch: an order of magnitude)")
-        if fault := helper_fault(found):
-            raise ConfigError(f"recipe {found.name} is sound, but cannot be trained yet:", (fault,))
+        if fault := helper_fault(chosen):
+            raise ConfigError(f"recipe {chosen.name} is sound, but cannot be trained yet:", (fault,))
+
+
+def _place(recipe: Recipe, folder: Path | None) -> str:
+    """Where the data are."""
+    missing = f"not found in {folder or default_folder()}; flatrock doctor says how to get it"
+    return found(recipe.data.name, folder) or missing
+
+
+def _counted(recipe: Recipe, folder: Path | None) -> int | None:
+    """How many samples of one's own images are trained on, where they can be looked at; None if that is known without.
+
+    Everything training needs is made of them, so that what it would refuse is refused here.
+    """
+    if info(recipe.data.name).input_shape is not None or (folder is None and found(recipe.data.name) is None):
+        return None
+    return build_job(recipe, data_folder=folder).loader.samples
 
 
 def _line(name: str, text: str) -> None:

@@ -27,6 +27,8 @@ LOG_SECONDS = 10.0
 # Work of many units often begins with something slow that does not come back: after the first unit (what is compiled)
 # and after so many (what is tuned) the clock starts anew.
 WARM = 16
+# Wider than any table.
+UNBOUNDED = 10_000
 
 
 def say(*parts: str | tuple[str, str], to: Console | None = None) -> None:
@@ -133,13 +135,37 @@ def clock(seconds: float) -> str:
 
 
 def show(table: Table, title: str = "") -> None:
-    """Print a table; the first column is text, the others are numbers."""
+    """Print a table; the first column is text, the others are numbers, of which no digit is ever cut off.
+
+    One too wide is turned, so that columns become lines; if that does not help it is printed as wide as it is.
+    """
+    rich = _drawn(table, title)
+    if _width(rich) > console.width:
+        turned = _drawn(_turned(table), title)
+        rich = turned if _width(turned) <= console.width else rich
+    rich.width = _width(rich)
+    console.print(rich, crop=False)
+
+
+def _drawn(table: Table, title: str) -> RichTable:
     rich = RichTable(title=title or None, title_justify="left", header_style="bold")
     for i, name in enumerate(table.header):
         rich.add_column(name, justify="left" if i == 0 else "right")
     for row in table.rows:
         rich.add_row(*row)
-    console.print(rich)
+    return rich
+
+
+def _width(rich: RichTable) -> int:
+    """Columns of the screen it takes with every cell in full."""
+    return rich.__rich_measure__(console, console.options.update(width=UNBOUNDED)).maximum
+
+
+def _turned(table: Table) -> Table:
+    """Lines become columns; names that were broken to be narrow come in one piece."""
+    columns = zip(table.header, *table.rows, strict=True)
+    first, *others = [tuple(cell.replace("\n", "") for cell in column) for column in columns]
+    return Table(first, tuple(others))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
-from flatrock.cli.several import beside, named, words
+from flatrock.cli.several import beside, check_out, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import StateError
 from flatrock.core.numbers import number
@@ -97,6 +97,7 @@ def run(
             sigma0=number(sigma0),
         )
         prefix = named(out) or beside(sources, "curvature")
+        check_out(*_files(prefix))
         scale = None if beta is None else number(beta)
         records = _gathered(sources, which, sampling, settings, beta=scale, data_folder=data_dir, device=device)
         _tell(records)
@@ -161,8 +162,13 @@ def _tell(records: Sequence[CurvatureRecord]) -> None:
     say(caption(records))
 
 
+def _files(prefix: Path) -> list[Path]:
+    return [prefix.with_name(f"{prefix.name}-{figure}.png") for figure in ("spectrum", "layers")]
+
+
 def _draw(records: Sequence[CurvatureRecord], prefix: Path) -> list[Path]:
-    files = [draw_spectra(records, prefix.with_name(f"{prefix.name}-spectrum.png"))]
+    spectra, layers = _files(prefix)
+    files = [draw_spectra(records, spectra)]
     if all(found.layers for record in records for found in record.losses.values()):
-        files.append(draw_layers(records, prefix.with_name(f"{prefix.name}-layers.png")))
+        files.append(draw_layers(records, layers))
     return files

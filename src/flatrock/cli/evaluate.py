@@ -10,11 +10,12 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.several import check_out
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
 from flatrock.data.dataset import Dataset
-from flatrock.evaluation.plans import TRANSFER
+from flatrock.evaluation.plans import PLANS, TRANSFER
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.foreign import evaluate_foreign, store_foreign
 from flatrock.reports.gallery import check_images
@@ -97,6 +98,8 @@ def run(
     how |= {"on_data": drawing.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
         _check_source(source, [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None])
+        if out is not None:
+            check_out(out)
         with TerminalProgress() as progress:
             if source is None:
                 result = evaluate_foreign(**own, **how, device=device, progress=progress)
@@ -106,6 +109,9 @@ def run(
         kept = result if keep_adversarial else replace(result, adversarial=None)
         stored = store_foreign(kept, out) if source is None else store_result(source, kept)
         say(f"wrote {stored}")
+        if keep_adversarial:
+            ending = "-adversarial.safetensors" if source is None else ".safetensors"
+            say(f"wrote {stored.with_name(stored.stem + ending)}")
         for plan in result.plans:
             say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
         drawing.draw(result, stored)
@@ -161,6 +167,8 @@ def _tell(result: Result) -> None:
         f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}{other}; percent; "
         "worst case = per sample over all attacks named"
     )
+    for plan in result.plans:
+        say(f"{plan} = {PLANS[plan][1]}")
     if result.distances:
         say()
         show(distances(result), f"{result.threat['norm']} distance to the nearest adversarial point found")

@@ -10,7 +10,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
-from flatrock.cli.several import beside, named, words
+from flatrock.cli.several import beside, check_out, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import number
@@ -90,6 +90,7 @@ def run(
             precision=precision,
         )
         prefix = named(out) or beside(sources, f"landscape-{plan.kind}")
+        check_out(*_files(prefix))
         where = pick_device(device)
         found = look(sources, plan, words(which), data_folder=data_dir)
         at = _radius(plan, found, None if radius is None else number(radius))
@@ -174,10 +175,14 @@ def tell(records: Sequence[Landscape], at: float) -> None:
     say(f"{caption(records)}; nats, mean ± standard deviation over {over}")
 
 
+def _files(prefix: Path) -> list[Path]:
+    return [prefix.with_name(f"{prefix.name}.{ending}") for ending in ("png", "svg", "html")]
+
+
 def draw(records: Sequence[Landscape], prefix: Path, at: float) -> list[Path]:
     """The figures: for print, for papers, and for a browser."""
     kind = records[0].kind
-    files = [prefix.with_name(f"{prefix.name}.{ending}") for ending in ("png", "svg")]
+    *files, page = _files(prefix)
     for file in files:
         if kind == "weight-1d":
             draw_curves(records, file, at=at)
@@ -185,4 +190,4 @@ def draw(records: Sequence[Landscape], prefix: Path, at: float) -> list[Path]:
             draw_surfaces(records, file)
         else:
             draw_inputs(records, file)
-    return [*files, draw_page(records, prefix.with_name(f"{prefix.name}.html"))]
+    return [*files, draw_page(records, page)]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from typing import Annotated
+
 import typer
 
 from flatrock.cli import (
@@ -21,6 +25,8 @@ from flatrock.cli import (
     results,
     train,
 )
+from flatrock.cli.console import say
+from flatrock.core.provenance import VERSION
 
 app = typer.Typer(
     help="Train image classifiers that stay right under attack, and measure it honestly.",
@@ -29,6 +35,23 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     epilog="Start with:  flatrock ls   then   flatrock train digits_at   then   flatrock eval runs/digits_at",
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        say(f"flatrock {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """What comes before a command."""
+
+
 app.command("ls")(ls.run)
 app.command("cp")(cp.run)
 app.command("check")(check.run)
@@ -48,4 +71,7 @@ app.command("doctor")(doctor.run)
 
 def main() -> None:
     """Entry point of the `flatrock` script and of `python -m flatrock`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a letter the terminal lacks is no reason to lose an hour's work
     app(prog_name="flatrock")

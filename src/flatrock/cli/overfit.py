@@ -20,7 +20,7 @@ from flatrock.cli.landscape import (
     Precision,
     Seed,
 )
-from flatrock.cli.several import beside, named, words
+from flatrock.cli.several import beside, check_out, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.numbers import number
@@ -59,6 +59,7 @@ def run(
     """Draw best and last robust accuracy and the robust generalization gap against sharpness over training."""
     with friendly("the same command goes on from the last finished point"):
         prefix, names = named(out) or beside(runs, "overfit"), words(which)
+        check_out(*_files(prefix))
         where = pick_device(device)
         plan = sharpness_plan(
             number(radius),
@@ -86,9 +87,13 @@ def run(
             say(line)
 
 
+def _files(prefix: Path) -> list[Path]:
+    return [prefix.with_name(f"{prefix.name}.{ending}") for ending in ("png", "svg", "json")]
+
+
 def _outcome(studies: Mapping[str, Study], plan: Plan, prefix: Path, device: torch.device) -> list[str]:
     """Draw the figure, write the numbers; what was made."""
-    files = [prefix.with_name(f"{prefix.name}.{ending}") for ending in ("png", "svg", "json")]
+    files = _files(prefix)
     for file in files[:2]:
         draw_overfit(studies, file)
     record = {

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
+from flatrock.cli.several import check_out
 from flatrock.recipes.pseudo_label import pseudo_label
 
 
@@ -22,6 +23,7 @@ def run(
 ) -> None:
     """Label images with a trained model, to train another on them (robust self-training)."""
     with friendly("nothing was written"):
+        check_out(out)
         with TerminalProgress() as progress:
             done = pseudo_label(
                 source,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say
-from flatrock.cli.several import recognised
+from flatrock.cli.several import check_out, recognised
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_atomic
 from flatrock.core.rows import read_rows
@@ -27,6 +27,7 @@ Figures = Annotated[
 def run(results: Files, out: Out, papers: Figures = None) -> None:
     """Write the page of results: one table per protocol beside the papers' figures, and what became of their claims."""
     with friendly():
+        check_out(out)
         known = read_papers(papers or results[0].parent / "papers.yaml")
         found = recognised(results, read_rows, "flatrock results")
         rows, used = [row for _, part in found for row in part], [file.name for file, _ in found]

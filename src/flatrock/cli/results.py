@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say, show
+from flatrock.cli.several import check_out
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.rows import Row, read_rows, write_rows
 from flatrock.recipes.results import collect_run
@@ -23,6 +24,7 @@ Add = Annotated[
 def run(runs: Runs, out: Out, add: Add = False) -> None:
     """Collect what runs and their evaluations say into one file, for `flatrock report`."""
     with friendly():
+        check_out(out)
         rows = [collect_run(path) for path in runs]
         twice = {r for r in map(_key, rows) if list(map(_key, rows)).count(r) > 1}
         if twice:

@@ -1,14 +1,15 @@
-"""What commands that take several runs or files share: which are meant, and where figures go."""
+"""What commands share: which of several runs or files are meant, and where what they write goes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 
 from flatrock.cli.console import say
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, StateError
 
 T = TypeVar("T")
 
@@ -35,6 +36,19 @@ def named(out: Path | None) -> Path | None:
     if out is not None and out.name in ("", ".."):
         raise ConfigError(f"out must end in a name for the figures, got {str(out)!r}; say --out figures/flatness")
     return out
+
+
+def check_out(*files: Path) -> None:
+    """StateError if one of these could not be written when the work is done; nothing is left behind."""
+    for file in files:
+        if file.is_dir():
+            raise StateError(f"cannot write {file}: it is a folder; give --out the name of a file")
+        try:
+            folder = next(parent for parent in file.absolute().parents if parent.exists())
+            with TemporaryFile(dir=folder):  # asking for permissions is not enough: not every file system heeds them
+                pass
+        except OSError as error:
+            raise StateError(f"cannot write {file}: {error.strerror or error}; choose another --out") from error
 
 
 def beside(sources: Sequence[Path], name: str) -> Path:

@@ -63,6 +63,11 @@ class TensorLoader:
     def __len__(self) -> int:
         return self._steps
 
+    @property
+    def samples(self) -> int:
+        """Samples of the dataset."""
+        return len(self._dataset)
+
     def epoch(self, index: int, start_step: int = 0) -> Iterator[Batch]:
         """The batches of epoch `index`, from step `start_step` on."""
         if not 0 <= start_step <= self._steps:

@@ -89,7 +89,7 @@ class RunFolder:
             if not overwrite:
                 raise StateError(
                     f"run folder {self.path} exists; continue it with --resume, replace it with --overwrite, "
-                    "or choose another with --run-dir"
+                    "or choose another with --run-dir (in Python: resume=True, overwrite=True, folder=...)"
                 )
             # run.json is the first file a run writes: killed before that, only the beginning of it is there.
             barely_begun = {p.name for p in self.path.iterdir()} <= {f".{self.info.name}.part", self.lock.name}
@@ -104,8 +104,15 @@ class RunFolder:
         """Refuse early, and without leaving a trace, where there is nothing to resume."""
         if not (self.state.exists() or self.older_state.exists()):
             raise StateError(
-                f"{self.path} cannot be resumed: there is no {self.state.name}; start again with --overwrite"
+                f"{self.path} cannot be resumed: there is no {self.state.name}; start again with --overwrite "
+                "(in Python: overwrite=True)"
             )
+
+    def kept(self) -> str:
+        """What there is to look at of a run that failed, in a sentence."""
+        if self.last.exists():
+            return "The weights of the last finished epoch are kept"
+        return "No epoch was finished: there are no weights to look at"
 
     def in_use(self) -> bool:
         """Whether anything but a lock lies in the folder."""

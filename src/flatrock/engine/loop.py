@@ -61,12 +61,10 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
         if total == job.epochs * steps and state.history[-1].collapsed:
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
         folder.writer.wait()
-    except TrainingError as error:
-        folder.write_info(status="failed", reason=str(error))
-        raise
-    except (ModelError, ThreatError, ConfigError) as error:  # what only shows once the network runs
-        folder.write_info(status="failed", reason=str(error))
-        raise TrainingError(str(error)) from error
+    except (TrainingError, ModelError, ThreatError, ConfigError) as error:  # some show only once the network runs
+        reason = f"{error}. {folder.kept()}"
+        folder.write_info(status="failed", reason=reason)
+        raise TrainingError(reason) from error
     finally:
         progress.end()
         events.close()

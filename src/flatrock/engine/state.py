@@ -43,7 +43,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
     fine = [torch.isfinite(tensor).all() for tensor in tensors.values()]
     if fine and not bool(torch.stack(fine).all()):  # one wait for a GPU, not one for each
         name = next(name for name, good in zip(tensors, fine, strict=True) if not good)
-        raise TrainingError(f"{name} became non-finite; lower optimizer.lr. The last good checkpoint is kept")
+        raise TrainingError(f"{name} became non-finite; lower optimizer.lr")
 
 
 def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:

@@ -42,9 +42,9 @@ class Cost:
     seconds: float | None
 
 
-def estimate(recipe: Recipe, *, device: torch.device) -> Cost:
-    """Estimate the cost of a recipe; the data need not be there."""
-    samples = _samples(recipe)
+def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None) -> Cost:
+    """Estimate the cost of a recipe; the data need not be there. `samples` to train on, if only their files know."""
+    samples = samples or _samples(recipe)
     model = build_model(recipe).to(device).eval()
     attack = build_attack(recipe)
     inner = 0 if attack is None else attack.passes(model.num_classes)

@@ -11,6 +11,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
 from flatrock.core.registry import unknown
 from flatrock.recipes.check import validate
+from flatrock.recipes.read import read_yaml
 from flatrock.recipes.schema import Recipe
 
 LIBRARY = Path(__file__).parent / "library"
@@ -56,28 +57,34 @@ def _find(source: str | Path) -> Path:
 
 
 def _merged(path: Path, name: str, seen: tuple[tuple[Path, str], ...]) -> dict[str, Any]:
-    """The file's content laid over its base's; of a table, what its rows share and then the row called `name`."""
+    """The file's content laid over its base's; of a table, what its rows share and then the row called `name`.
+
+    A name is not passed on: a run would go where that of the base, or of another row, goes.
+    """
     if (path, name) in seen:
         raise ConfigError(f"recipe {path} is its own base: {' -> '.join([n for _, n in seen] + [name])}")
     raw = _read(path)
     if path.parent == TABLES:
         row = {key: _spelled_out(key, value) for key, value in raw.pop("rows")[name].items()}
-        raw = overlay(raw, row)
+        raw = overlay(_nameless(raw), row)
     base = raw.pop("base", None)
     if base is None:
         return raw
     beside = path.parent / f"{base}.yaml"
     parent = beside if beside.is_file() else _find(str(base))
-    return overlay(_merged(parent, str(base), (*seen, (path, name))), raw)
+    return overlay(_nameless(_merged(parent, str(base), (*seen, (path, name)))), raw)
+
+
+def _nameless(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if key != "name"}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        raw = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"recipe {path} is not readable YAML: {error}") from error
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read recipe {path}: {error.strerror or error}") from error
+    raw = read_yaml(content, f"recipe {path}")
     if not isinstance(raw, dict):
         raise ConfigError(f"recipe {path} must be a mapping of sections, got {type(raw).__name__}")
     return {key: _spelled_out(key, value) for key, value in raw.items()}
@@ -125,12 +132,7 @@ def _pair(text: str) -> tuple[str, Any]:
     if not sign or not key.strip():
         raise ConfigError(f"an override is written key=value, for example train.epochs=3; got {text!r}")
     if value.startswith(("[", "{")):
-        import yaml
-
-        try:
-            return key.strip(), yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {text!r}: {error}") from error
+        return key.strip(), read_yaml(value, f"override {text!r}")
     return key.strip(), scalar(value.strip())
 
 

@@ -33,7 +33,7 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
 
     `auto` is the best epoch, of the averaged weights where the recipe keeps them.
     """
-    path = source.folder if isinstance(source, Run) else Path(source)
+    path = _place(source)
     if path.is_file():
         tensors, meta = load_checkpoint(path)
         if "recipe" not in meta:
@@ -48,7 +48,8 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
     folder = RunFolder(path)
     info = folder.read_info()
     if info["status"] == "failed":
-        raise StateError(f"run {path} FAILED ({info.get('reason')}); name a checkpoint file to look at it anyway")
+        look = "name a checkpoint file to look at it anyway" if folder.last.exists() else "train it again"
+        raise StateError(f"run {path} FAILED ({info.get('reason')}); {look}")
     if which == "auto":
         which = "average-best" if info.get("averages") else "best"
     if which.startswith("average") and not info.get("averages"):
@@ -60,6 +61,18 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
     if meta["recipe_hash"] != info["recipe_hash"]:
         raise StateError(f"{file} belongs to another run; put the right file back or train again with --resume")
     return file, tensors, meta
+
+
+def _place(source: Source) -> Path:
+    """Where a run or checkpoint is said to be."""
+    if isinstance(source, Run):
+        return source.folder
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"a run is named by its folder or a checkpoint file, got {source!r}")
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        raise StateError(f"{path} is a recipe, not a run; train it first: flatrock train {path}")
+    return path
 
 
 def _why_missing(folder: RunFolder, file: Path, which: str) -> str:

@@ -55,6 +55,7 @@ class Draft:
     optimizer: torch.optim.Optimizer | None = None
     model: nn.Module | None = None
     source: Source | None = None
+    shape: tuple[int, ...] | None = None
     classes: int | None = None
 
     def get(self, name: str, kind: type[Any]) -> Any:
@@ -101,6 +102,7 @@ def _names(draft: Draft) -> None:
         draft.source = draft.build("data", lambda: info(data.name))
         if draft.source is not None:
             draft.option_faults("data", data, data_options(data.name))
+            draft.shape = draft.source.input_shape
 
 
 def _inner_attack(draft: Draft) -> None:
@@ -200,10 +202,24 @@ def _network(draft: Draft) -> None:
     if model is None:
         return
     draft.model = model
-    if source.input_shape is not None and tuple(source.input_shape) != tuple(model.input_shape):
+    if source.input_shape is None:
+        _own_images(draft, tuple(model.input_shape))
+    elif tuple(source.input_shape) != tuple(model.input_shape):
         draft.note(f"model: {network.name!r} takes {model.input_shape}, {source.name!r} has {source.input_shape}")
     if source.num_classes is not None and draft.classes != source.num_classes:
         draft.note(f"model.num_classes: got {draft.classes}, but {source.name!r} has {source.num_classes} classes")
+
+
+def _own_images(draft: Draft, shape: tuple[int, ...]) -> None:
+    """Only their files know how large they are, but they must be what the model takes."""
+    data, network = draft.get("data", Data), draft.get("model", Network)
+    channels = data.options.get("channels", 3)
+    if len(shape) != 3 or channels != shape[0]:
+        draft.note(
+            f"data.channels: got {channels!r}, but {network.name!r} takes inputs {shape} (channels, height, width)"
+        )
+    else:
+        draft.shape = shape
 
 
 def _plans(draft: Draft) -> None:
@@ -243,7 +259,7 @@ def _sizes(draft: Draft) -> None:
 def _pictures(draft: Draft) -> None:
     """Augmentation suits the inputs, and eps the box."""
     data, threat = draft.get("data", Data), draft.get("threat", ThreatKeys)
-    shape = None if draft.source is None else draft.source.input_shape
+    shape = draft.shape
     if data is None or shape is None:
         return
     augment, side = data.augment, min(shape[1:]) if len(shape) == 3 else 0

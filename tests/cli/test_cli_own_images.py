@@ -1,0 +1,68 @@
+"""`flatrock check` and `flatrock train` agree about images of one's own, whose number and size only the files know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from flatrock.cli.main import app
+
+OWN = ("data={name: folder, channels: 1, held_out: 4}", "model.num_classes=2", "train.batch_size=8")
+
+
+def flatrock(command: str, *words: str | Path) -> Result:
+    return CliRunner().invoke(app, [command, "digits_at", *OWN, *[str(w) for w in words], "--device", "cpu"])
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten grey 8x8 images of each of two classes."""
+    folder = tmp_path_factory.mktemp("own")
+    for split in ("train", "test"):
+        for name, grey in (("cat", 30), ("dog", 220)):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(10):
+                Image.new("L", (8, 8), grey + i).save(folder / split / name / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("model.num_classes=3", "model.num_classes is 3, but 'folder' has 2 classes"),
+        ("data.held_out=15", "cannot hold out 15 of the 20 samples"),
+        ("train.batch_size=64", "batch_size must lie in 1..16"),
+        ("model.name=mnist_cnn", "the model takes inputs (1, 28, 28), 'folder' has (1, 8, 8)"),
+    ],
+)
+def test_check_refuses_what_training_refuses(images: Path, tmp_path: Path, override: str, fault: str) -> None:
+    checked = flatrock("check", override, "--data-dir", images)
+    trained = flatrock("train", override, "--data-dir", images, "--run-dir", tmp_path / "r")
+    assert (checked.exit_code, trained.exit_code) == (2, 2)
+    assert checked.stderr == trained.stderr
+    assert fault in checked.stderr
+    assert "valid" not in checked.stdout
+
+
+def test_check_counts_the_images_or_says_that_it_did_not(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = flatrock("check", "--data-dir", images)
+    assert done.exit_code == 0, done.output
+    assert f"data         {images} (train and test)" in done.output
+    assert "(2 per epoch over 16 samples)" in done.output
+    monkeypatch.setenv("FLATROCK_DATA", str(images / "nowhere"))
+    done = flatrock("check")
+    assert done.exit_code == 0, done.output
+    assert f"data         not found in {images / 'nowhere'}" in done.output
+    assert "not checked  number, size and classes of the images" in done.output
+
+
+def test_train_and_eval(images: Path, tmp_path: Path) -> None:
+    words = ("train.epochs=4", "--data-dir", images, "--run-dir", tmp_path / "r")
+    trained = flatrock("train", *words)
+    assert trained.exit_code == 0, trained.output
+    evaluated = CliRunner().invoke(app, ["eval", str(tmp_path / "r"), "--data-dir", str(images), "--device", "cpu"])
+    assert evaluated.exit_code == 0, evaluated.output
+    assert "folder test, 20 of 20 samples" in evaluated.output
