@@ -126,6 +126,15 @@ def test_the_clock_goes_on_where_it_stood(make_job: MakeJob, tmp_path: Path, sto
     assert all(1000 < elapsed < 1100 for elapsed in later)
 
 
+def test_a_run_from_before_the_clock_stays_without(make_job: MakeJob, tmp_path: Path, stopper: Stopper) -> None:
+    folder = tmp_path / "run"
+    stop_at(make_job(folder), stopper(5), resume=False)
+    tensors, meta = load(folder / "state.safetensors")
+    del meta["elapsed"], meta["history"][0]["elapsed"]
+    save(folder / "state.safetensors", tensors, meta)
+    assert [r.elapsed for r in train(make_job(folder), resume=True).records] == [None] * 4
+
+
 def test_resume_of_nothing_is_a_fresh_run(
     make_job: MakeJob, tmp_path: Path, snapshot: Shot, small_shot: dict[str, Any]
 ) -> None:

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from flatrock.core import tensorfile
-from flatrock.core.errors import StateError, TrainingError
+from flatrock.core.errors import ModelError, StateError, TrainingError
 from flatrock.core.progress import Silent
 from flatrock.core.tensorfile import load
 from flatrock.engine import loop
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
+from flatrock.engine.state import check_finite
 from flatrock.engine.writer import Writer
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
@@ -219,3 +220,41 @@ def test_a_full_disk_ends_training_and_leaves_the_last_state(
     again = train(make_job(tmp_path / "run"), resume=True)
     whole = train(make_job(tmp_path / "whole"))
     assert [r.terms for r in again.records] == [r.terms for r in whole.records]
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_run_that_fails_waits_for_what_it_has_to_say(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of the first epoch are still being stored when the second fails; they are kept, as the reason says."""
+    failing = threading.Event()
+    real = tensorfile.save
+
+    def slow(path: Path, *args: Any, **options: Any) -> None:
+        if path.name != "state.safetensors" or path.exists():  # all but the first state
+            assert_set(failing)
+        real(path, *args, **options)
+
+    class Listener(Silent):
+        steps = 0
+
+        def advance(self, units: int, note: str = "") -> None:
+            self.steps += units
+            if self.steps == len(job.loader) + 1:
+                failing.set()
+                raise ModelError("it broke")
+
+    monkeypatch.setattr("flatrock.engine.writer.save", slow)
+    job = make_job(tmp_path / "run", train__epochs=2)
+    with pytest.raises(TrainingError, match=r"it broke\. The weights of the last finished epoch are kept"):
+        train(job, progress=Listener())
+
+
+@pytest.mark.gpu
+def test_what_is_stored_may_lie_on_two_devices() -> None:
+    """As the averaged weights on a GPU and their counter."""
+    check_finite({"weights": torch.ones(3, device="cuda"), "updates": torch.ones(())})
+    for device in ("cpu", "cuda"):
+        bad = torch.full((2,), torch.inf, device=device)
+        with pytest.raises(TrainingError, match="bad became non-finite"):
+            check_finite({"weights": torch.ones(3, device="cuda"), "updates": torch.ones(()), "bad": bad})

@@ -290,6 +290,7 @@ def test_smaller_chunks_of_a_full_gpu_are_played_back(tmp_path: Path, monkeypatc
         ({"batch_size": 9}, "batch_size"),
         ({"attacks": ["fgsm"]}, "attacks"),
         ({"x": torch.full((30, 6), 0.5)}, "data"),
+        ({"ids": torch.arange(30).flip(0)}, "ids"),
     ],
 )
 def test_only_the_same_question_is_resumed(tmp_path: Path, change: dict[str, Any], named: str) -> None:

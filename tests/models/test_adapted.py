@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError, FlatrockError, ModelError
 from flatrock.core.rng import Seed
+from flatrock.core.tensorfile import load as read
+from flatrock.core.tensorfile import save
 from flatrock.models.adapted import Adapted
 from flatrock.models.catalog import create_model
 from flatrock.models.twin import Twin
@@ -43,6 +45,9 @@ class Fixed(nn.Module):
         return self.classifier(self.body(x))
 
 ready = Fixed()
+
+def shaped(input_shape) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[1] * input_shape[2], 10))
 
 def silent(num_classes=10):
     calls.append("silent")
@@ -150,10 +155,9 @@ def test_a_finished_network_is_copied() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("own_nets:silent", {}, "does not say that it returns a network"),
-        ("own_nets:number", {}, "does not say that it returns a network"),
-        ("subprocess:run", {"args": "ls"}, "does not say that it returns a network"),
-        ("came.along:make", {}, "lies in a folder of the current one"),
+        ("own_nets:silent", {}, "not written in own_nets.py as a function that says it returns a network"),
+        ("own_nets:number", {}, "not written in own_nets.py as a function that says it returns a network"),
+        ("subprocess:run", {"args": "ls"}, "'subprocess' is not a module of the current folder"),
         ("own_nets:make", {"widh": 3}, r"own_nets:make\(widh=3, num_classes=10\) raised TypeError"),
         ("own_nets:make", {"input_shape": [3, 8, 8]}, r"fails on inputs of shape \[2, 3, 8, 8\]"),
         ("own_nets:make", {"input_shape": "8"}, "needs the option 'input_shape'"),
@@ -167,9 +171,47 @@ def test_what_may_not_or_cannot_be_made(name: str, options: dict[str, Any], word
     assert set(calls) <= {8}, "nothing was called that does not say what it is"
 
 
-def test_an_installed_module_may_have_dots() -> None:
-    model = create_model("torch.nn:Linear", in_features=4, out_features=10, input_shape=[4])
-    assert model.head.weight.shape == (10, 4)
+def test_code_of_others_is_neither_imported_nor_called(folder: Path) -> None:
+    """Of packages, of folders that came along, and of what a file of the user's only brings in."""
+    (folder / "came" / "__init__.py").write_text("raise SystemExit('imported')")
+    (folder / "own_more.py").write_text(
+        "from torch.fx.graph_module import reduce_graph_module\nfrom torch.nn import Linear"
+    )
+    source = {"import_block": "raise SystemExit('run')", "body": {"_code": "def forward(self, x): return x"}}
+    names = ["came:make", "came.along:make", "torch.fx.graph_module:reduce_graph_module", "__main__:make", "os:getcwd"]
+    for name in names:
+        with pytest.raises(ConfigError, match="is not a module of the current folder"):
+            create_model(name, input_shape=[4], **(source if "fx" in name else {}))
+    assert "came" not in sys.modules
+    for name in ("reduce_graph_module", "Linear"):
+        options = source if name != "Linear" else {"in_features": 4, "out_features": 10}
+        with pytest.raises(ConfigError, match=r"is not written in own_more.py"):
+            create_model(f"own_more:{name}", input_shape=[4], **options)
+    sys.modules.pop("own_more")
+
+
+def test_weights_of_others_call_nothing(folder: Path) -> None:
+    run = train_recipe("digits_standard", folder=folder / "run", **{"train.max_steps": 2})
+    tensors, meta = read(run.folder / "last.safetensors")
+    (folder / "came" / "__init__.py").write_text("raise SystemExit('imported')")
+    meta["recipe"]["model"] = {"name": "came:make", "num_classes": 10, "normalize": None, "input_shape": [1, 8, 8]}
+    save(folder / "theirs.safetensors", tensors, meta)
+    with pytest.raises(ConfigError, match="is not a module of the current folder"):
+        load(folder / "theirs.safetensors")
+
+
+def test_names_of_arguments() -> None:
+    assert create_model("own_nets:shaped", input_shape=[1, 8, 8]).head.in_features == 64
+    with pytest.raises(ConfigError, match=r"model\.seed: weights are drawn from the recipe's seed"):
+        load_recipe("digits_at", {"model": {"name": "own_nets:make", "seed": 3}})
+
+
+def test_a_head_of_two_names() -> None:
+    network = Inner()
+    network.other = network.head["out"]
+    model = Adapted(network, input_shape=(1, 8, 8), num_classes=4)
+    assert len(model.state_dict()) == 4
+    assert model(inputs()).shape == (5, 4)
 
 
 def test_it_has_a_twin() -> None:
@@ -193,5 +235,5 @@ def test_train_store_load_and_evaluate(folder: Path) -> None:
     assert result.clean > 0.3
     (folder / "own_nets.py").unlink()
     del sys.modules["own_nets"]
-    with pytest.raises(ConfigError, match="no module 'own_nets'"):
+    with pytest.raises(ConfigError, match="'own_nets' is not a module of the current folder"):
         load(run.folder, which="last")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.auto_pgd import APGD, APGDTargeted
 from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary
-from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, craft
+from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, craft, usable
 from flatrock.attacks.gaussian import Gaussian
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
@@ -111,5 +111,5 @@ def attack(
         return x.clone()
     check_model(model, x)
     ids = torch.arange(x.shape[0], device=x.device)
-    gen = Seed(seed).child("attack", name).samples(ids)
+    gen, y = Seed(seed).child("attack", name).samples(ids), usable(y)
     return craft(chosen, FirstChecked(model, y), x, y, threat, gen)

@@ -36,6 +36,11 @@ def check_samples(x: Tensor, y: Tensor) -> None:
         raise ThreatError("inputs contain NaN or infinity; clean the data first")
 
 
+def usable(given: Tensor) -> Tensor:
+    """What was made in inference mode can take no part in gradients; a copy can."""
+    return given.clone() if given.is_inference() else given
+
+
 def _label_cure(x: Tensor, y: Tensor) -> str:
     """What to do about labels of a wrong shape or type."""
     if y.shape == x.shape[:1]:
@@ -53,7 +58,7 @@ def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> Tensor:
     if not isinstance(threat, Threat):
         raise ThreatError(f"threat must be flatrock.Linf(eps) or flatrock.L2(eps), got {threat!r}")
     check_samples(x, y)
-    x = x.clone() if x.is_inference() else x.detach()  # what was made in inference mode cannot have a gradient
+    x = usable(x.detach())
     if x.shape[0] == 0:
         return x
     low, high = float(x.min()), float(x.max())
@@ -109,7 +114,7 @@ def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
         raise ModelError("the model returns NaN or infinite logits on clean inputs; its weights are damaged")
 
 
-def first_answer(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def answered(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """What the model says to x; ModelError if it fails, in its own words, or if it writes into what it is given."""
     given = x.clone()
     try:
@@ -118,8 +123,8 @@ def first_answer(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         raise
     except Exception as error:  # it is the user's code: anything can happen
         raise ModelError(
-            f"the model fails on inputs of shape {tuple(x.shape)}: {in_words(error)}; "
-            "give it what it was made for, images as [n, channels, height, width]"
+            f"the model fails on inputs of shape {tuple(x.shape)}, {x.dtype} on {x.device}: {in_words(error)}; "
+            "is it made for such, images as [n, channels, height, width]?"
         ) from error
     if given._version:  # counts writes, those of a pass without gradients too
         raise ModelError("the model writes into its input, which attacks still need; let it begin with x = x.clone()")
@@ -142,7 +147,7 @@ class FirstChecked(nn.Module):
         if self._checked:
             logits: Tensor = self.inner(x)
             return logits
-        logits = first_answer(self.inner, x)
+        logits = answered(self.inner, x)
         check_logits(logits, x, self._y)
         self._checked = True
         if looks_like_probabilities(logits):

@@ -85,7 +85,6 @@ class Result:
 
     threat: Mapping[str, Any]
     flags: Mapping[str, Tensor]
-    ids: Tensor | None = None
     predictions: Tensor | None = None
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -97,6 +96,7 @@ class Result:
     costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    ids: Tensor | None = None
 
     @property
     def n(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_inputs, check_logits, check_model, first_answer
+from flatrock.attacks.craft import answered, check_inputs, check_logits, check_model
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.progress import Progress, Silent
@@ -51,7 +51,7 @@ def certify(
     kept = Ledger(None, {}, resume=False) if ledger is None else ledger  # an empty one is false
     with borrowed(model, where), full_precision(where):
         with torch.no_grad():
-            check_logits(first_answer(model, x[:2].to(where)), x[:2], y[:2])
+            check_logits(answered(model, x[:2].to(where)), x[:2], y[:2])
         found = _vote(voter, x.to(where), ids, smoothing, seed, kept, progress)
     return Certificate(
         smoothing=smoothing,

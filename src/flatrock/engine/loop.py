@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -62,6 +63,8 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
         folder.writer.wait()
     except (TrainingError, ModelError, ThreatError, ConfigError) as error:  # some show only once the network runs
+        with suppress(Exception):  # the first error counts
+            folder.writer.wait()
         reason = f"{error}. {folder.kept()}"
         folder.write_info(status="failed", reason=reason)
         raise TrainingError(reason) from error

@@ -30,20 +30,23 @@ class TrainState:
     seconds: float = 0.0
     watch: Watch = field(default_factory=Watch)
     history: list[EpochRecord] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
+    begun: float | None = field(default_factory=time.monotonic)
 
     @property
-    def elapsed(self) -> float:
-        """Seconds the run has taken; those between a kill and resuming do not count."""
-        return time.monotonic() - self.begun
+    def elapsed(self) -> float | None:
+        """Seconds the run has taken, those between a kill and resuming apart; None if its beginning was not timed."""
+        return None if self.begun is None else time.monotonic() - self.begun
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse to store weights, statistics or momentum that are not finite."""
-    fine = [torch.isfinite(tensor).all() for tensor in tensors.values()]
-    if fine and not bool(torch.stack(fine).all()):  # one wait for a GPU, not one for each
-        name = next(name for name, good in zip(tensors, fine, strict=True) if not good)
-        raise TrainingError(f"{name} became non-finite; lower optimizer.lr")
+    fine = {name: torch.isfinite(tensor).all() for name, tensor in tensors.items()}
+    on_gpu = [good for good in fine.values() if good.is_cuda]
+    if on_gpu and bool(torch.stack(on_gpu).all()):  # one wait, not one for each
+        fine = {name: good for name, good in fine.items() if not good.is_cuda}
+    for name, good in fine.items():
+        if not bool(good):
+            raise TrainingError(f"{name} became non-finite; lower optimizer.lr")
 
 
 def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
@@ -94,7 +97,7 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
         seconds=meta["seconds"],
         watch=Watch.restored(meta["watch"], job.device),
         history=[EpochRecord.from_dict(r) for r in meta["history"]],
-        begun=time.monotonic() - meta.get("elapsed", 0.0),
+        begun=None if meta.get("elapsed") is None else time.monotonic() - meta["elapsed"],
     )
 
 

@@ -162,7 +162,7 @@ def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str) -> d
         "model": weights_digest(exam.model),
         "surrogate": None if exam.surrogate is None else weights_digest(exam.surrogate.inner),
         "data": digest({"x": exam.x.cpu().contiguous(), "y": exam.y.cpu()}, ""),
-        "ids": None if exam.ids is None else digest({"ids": exam.ids}, ""),
+        **({} if exam.ids is None else {"ids": digest({"ids": exam.ids}, "")}),
         "attacks": {s.label: described(s.attack, exam.threat) for s in steps},
         "threat": [exam.threat.norm, exam.threat.eps],
         "flatrock": VERSION,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_logits, check_model, first_answer
+from flatrock.attacks.craft import answered, check_logits, check_model
 from flatrock.core.borrow import borrowed
 from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.tensorfile import weights_digest
@@ -46,7 +46,7 @@ def check_answers(exam: Exam, classes: int) -> None:
     x, y = exam.inputs(torch.arange(min(2, exam.x.shape[0])))
     try:
         with torch.no_grad():
-            logits = first_answer(exam.surrogate.inner, x)
+            logits = answered(exam.surrogate.inner, x)
         check_logits(logits, x, y)
     except ModelError as error:
         raise ModelError(f"surrogate: {error}") from error

@@ -44,7 +44,7 @@ def _without(network: nn.Module, layer: nn.Module) -> nn.Module:
     if network is layer:
         return nn.Identity()
     for parent in list(network.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # each of its names: named_children tells one
             if child is layer:
                 setattr(parent, name, nn.Identity())
     return network

@@ -103,7 +103,8 @@ def _own(
     shape = tuple(input_shape) if isinstance(input_shape, Sequence) and not isinstance(input_shape, str) else ()
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
         raise ConfigError(f"model {name!r} needs the option 'input_shape', such as [3, 32, 32], got {input_shape!r}")
-    network = own_network(name, seed=seed, num_classes=num_classes, **options)
+    given = {"num_classes": num_classes, "input_shape": shape}
+    network = own_network(name, seed=seed, given=given, **options)
     try:
         model = Adapted(network, input_shape=shape, num_classes=num_classes)
     except FlatrockError:

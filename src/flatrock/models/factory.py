@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ def find_factory(text: str, given: Collection[str] = ()) -> Callable[..., Any]:
         def same() -> nn.Module:
             return found
 
+        same.__module__ = module_name
         return same
     if not callable(found):
         raise ConfigError(f"{text} is of type {type(found).__name__} and cannot be called; {_CURE}")
@@ -93,35 +94,44 @@ def _imported(name: str) -> object:
             raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}") from error
 
 
-def own_network(text: str, *, seed: int, num_classes: int, **options: Any) -> nn.Module:
-    """A copy of what the factory makes; `num_classes` is given to those that take it.
+def own_network(text: str, *, seed: int, given: Mapping[str, Any], **options: Any) -> nn.Module:
+    """A copy of what the factory makes with these options, and with those of `given` that it has arguments for.
 
-    Names and options may come out of a file from elsewhere, which must not be able to call just anything: only what
-    says that it returns a network is called, and no code is imported that came along in a folder.
+    Names and options may come out of a file from elsewhere, which must not be able to run code of its own or to call
+    just anything: they lead to a file of the current folder itself, and to what is written there and says that it
+    returns a network.
     """
-    _check_place(text.partition(":")[0])
-    factory = find_factory(text, {"num_classes", *options})
-    if not _is_declared(factory):
-        raise ConfigError(f"{text} does not say that it returns a network; write `def net(...) -> nn.Module`")
-    if "num_classes" in inspect.signature(factory).parameters:
-        options["num_classes"] = num_classes
+    name = text.partition(":")[0]
+    _check_place(name)
+    factory = find_factory(text, {*given, *options})
+    if not _is_declared(factory, name):
+        raise ConfigError(
+            f"{text} is not written in {name}.py as a function that says it returns a network; "
+            "write `def net(...) -> nn.Module` there, and let it call what makes the network"
+        )
+    options |= {key: value for key, value in given.items() if key in inspect.signature(factory).parameters}
     return copy.deepcopy(make_network(text, seed=seed, **options))
 
 
-def _check_place(module: str) -> None:
-    """A dotted module is an installed one: its folder is not one of the current folder's."""
-    first, dot, _ = module.partition(".")
+def _check_place(name: str) -> None:
+    """The module is a file of the current folder; looked up, not imported."""
+    here = Path.cwd() / f"{name}.py"
     with _guests():
-        spec = importlib.util.find_spec(first) if dot and first.isidentifier() else None
-    if spec is not None and Path.cwd() in [Path(place).parent for place in spec.submodule_search_locations or ()]:
+        try:
+            spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        except ValueError:  # of what runs and was not imported
+            spec = None
+    if spec is None or spec.origin is None or Path(spec.origin) != here:
         raise ConfigError(
-            f"module {module!r} lies in a folder of the current one, and with it may come code of others; "
-            "put it into a file of the current folder itself, or install it (pip install -e)"
+            f"{name!r} is not a module of the current folder, {here}; a recipe may name no other: go to the folder "
+            "that holds yours, and for a network of a package write a function there"
         )
 
 
-def _is_declared(found: Callable[..., Any]) -> bool:
-    """Whether this is a kind of network, or a function annotated to return one."""
+def _is_declared(found: Callable[..., Any], module: str) -> bool:
+    """Whether this is a kind of network, or a function annotated to return one, written in this module."""
+    if getattr(found, "__module__", None) != module:
+        return False
     if inspect.isclass(found):
         return issubclass(found, nn.Module)
     try:

@@ -193,6 +193,9 @@ def _network(draft: Draft) -> None:
         draft.note(f"model.num_classes: needed with data {source.name!r}, whose class count is not known in advance")
         return
     options = model_options(network, source.input_shape)
+    if "seed" in options:
+        draft.note("model.seed: weights are drawn from the recipe's seed; set that, or call the option another name")
+        return
     # No memory is taken and no weight is drawn, but where somebody else's code might not stand it.
     with nullcontext() if ":" in network.name else torch.device("meta"):
         model = draft.build(
