@@ -42,7 +42,7 @@ def _plans() -> list[tuple[str, str]]:
 
 KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "recipes": _recipes,
-    "models": lambda: _rows(MODELS),
+    "models": lambda: [*_rows(MODELS), ("FILE:function", "a network of your own, see docs/own_network.md")],
     "data": lambda: _rows(DATA),
     "attacks": _attacks,
     "plans": _plans,
