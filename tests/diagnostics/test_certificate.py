@@ -206,7 +206,9 @@ def test_what_cannot_be_certified_is_refused() -> None:
             certify(nn.Linear(4, 2), x, y, QUICK, ids=ids)
     with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
         certify(nn.Linear(4, 2), x, y, QUICK, batch_size=0)
-    with pytest.raises(ModelError, match=r"the model fails on inputs of shape \(2, 4\): RuntimeError"):
+    with pytest.raises(
+        ModelError, match=r"the model fails on inputs of shape \(2, 4\), torch.float32 on cpu: RuntimeError"
+    ):
         certify(nn.Linear(5, 2), x, y, QUICK)
     with pytest.raises(ModelError, match="lazy layers"):
         certify(nn.LazyLinear(2), x, y, QUICK)

@@ -189,7 +189,9 @@ def test_samples_that_cannot_be_measured() -> None:
         curvature(dense_net().float(), x, y, beta=24)
     with pytest.raises(ThreatError, match=r"labels must be integers .*argmax"):
         curvature(net, x, nn.functional.one_hot(y, 3), beta=24)
-    with pytest.raises(ModelError, match=r"the model fails on inputs of shape \(24, 2\): RuntimeError"):
+    with pytest.raises(
+        ModelError, match=r"the model fails on inputs of shape \(24, 2\), torch.float64 on cpu: RuntimeError"
+    ):
         curvature(net, x[:, :2], y, beta=24)
     with pytest.raises(ConfigError, match="batch_size must be a whole number >= 1, got 0"):
         curvature(net, x, y, beta=24, batch_size=0)
