@@ -171,7 +171,7 @@ class Same(Net):
         (
             Net(1, size=7),
             ModelError,
-            r"surrogate: the model fails on inputs of shape \(2, 6\), torch.float32 on cpu: RuntimeError: mat1 and mat2",
+            r"surrogate: the model fails on inputs of shape \(2, 6\), torch.float32 on cpu: RuntimeError: mat1",
         ),
         (Net(1).double(), ModelError, "surrogate: the model has torch.float64 weights"),
         (nn.Flatten(0), ModelError, "surrogate: the model must return logits of shape"),
