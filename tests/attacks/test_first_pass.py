@@ -16,6 +16,7 @@ from flatrock.attacks.catalog import attack
 from flatrock.attacks.craft import FirstChecked
 from flatrock.attacks.rays import rays_distance
 from flatrock.core.errors import ModelError
+from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
 from flatrock.evaluation.evaluate import evaluate
@@ -43,6 +44,13 @@ def data(n: int = 8) -> tuple[Tensor, Tensor]:
     x = torch.rand(n, 1, 6, 6, generator=Seed(1).generator())
     with torch.no_grad():
         return x, net()(x).argmax(1)
+
+
+def tensors(found: object) -> list[Tensor]:
+    """What one of the ways found."""
+    if isinstance(found, Result):
+        return [*found.flags.values(), *found.margins.values()]
+    return [found] if isinstance(found, Tensor) else list(found)  # type: ignore[call-overload]
 
 
 # TorchScript
@@ -167,11 +175,13 @@ def test_a_model_made_in_inference_mode_is_named_with_the_cure(go: Go) -> None:
 
 
 @every_way
-def test_inputs_made_in_inference_mode_work(go: Go) -> None:
+def test_inputs_made_in_inference_mode_are_attacked_as_others(go: Go) -> None:
     x, y = data()
     with torch.inference_mode():
-        x, y = x.clone(), y.clone()
-    go(net(), x, y)
+        inside = x.clone(), y.clone()
+    assert all(t.is_inference() for t in inside)
+    for got, true in zip(tensors(go(net(), *inside)), tensors(go(net(), x, y)), strict=True):
+        assert torch.equal(got, true)
 
 
 @every_way

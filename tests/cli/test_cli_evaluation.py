@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result as Evaluation
-from flatrock.recipes.evaluate import evaluate_run
+from flatrock.recipes.evaluate import adversarial_file, evaluate_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.restore import load
 
@@ -152,14 +152,14 @@ def test_a_gallery_lies_beside_the_result_and_the_inputs_do_not(run_folder: Path
     assert picture == stored.with_name(f"{stored.stem}-gallery.png")
     with Image.open(picture) as image:
         assert image.size[0] > 600
-    assert not stored.with_suffix(".safetensors").exists(), "that is --keep-adversarial"
+    assert not adversarial_file(stored).exists(), "that is --keep-adversarial"
 
 
 def test_keep_adversarial_and_gallery(run_folder: Path) -> None:
     done = flatrock("eval", run_folder, "--attacks", "pgd-3", "--gallery", "--keep-adversarial", *FEW)
     result_of(done)
     stored, kept = told(done, "wrote ")
-    assert kept == stored.with_suffix(".safetensors")
+    assert kept == adversarial_file(stored)
     assert kept.is_file()
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from flatrock.cli.console import friendly, say, show
 from flatrock.cli.main import app, main
-from flatrock.cli.several import check_out
+from flatrock.cli.shared import check_out
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.records import EpochRecord, Run
 from flatrock.reports.table import Table

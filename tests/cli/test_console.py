@@ -24,11 +24,17 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     return sent
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of a clock that moves by hand."""
+    seconds = [0.0]
+    monkeypatch.setattr("flatrock.cli.console.time.monotonic", lambda: seconds[0])
+    return seconds
+
+
 def test_log_names_the_task_once_and_gives_share_speed_eta_and_figures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    now: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("flatrock.cli.console.time.monotonic", lambda: now[0])
     progress = TerminalProgress()
     progress.begin(LONG, 1000, 200)
     for _ in range(4):
@@ -103,12 +109,8 @@ def test_clock() -> None:
     assert [clock(s) for s in (0, 75.4, 7322)] == ["0:00:00", "0:01:15", "2:02:02"]
 
 
-def test_a_slow_beginning_does_not_spoil_the_estimate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_beginning_does_not_spoil_the_estimate(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     """Compiling comes once; what comes back, such as a probe after each 1000 units, belongs to the pace."""
-    now = [0.0]
-    monkeypatch.setattr("flatrock.cli.console.time.monotonic", lambda: now[0])
     progress = TerminalProgress()
     progress.begin("training", 10_016)
     now[0] += 300.0
@@ -123,11 +125,9 @@ def test_a_slow_beginning_does_not_spoil_the_estimate(
 
 
 def test_the_first_of_many_units_says_nothing_about_the_rest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    now: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """25 s of compiling in the first of 11,490 steps are not three days to come; one of two recipes is half of it."""
-    now = [0.0]
-    monkeypatch.setattr("flatrock.cli.console.time.monotonic", lambda: now[0])
     progress = TerminalProgress()
     progress.begin("training", 11_490)
     now[0] += 25.0

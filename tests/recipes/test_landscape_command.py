@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
-from flatrock.cli.several import beside
+from flatrock.cli.shared import beside
 from flatrock.core.errors import ConfigError, DataError, StateError
 from flatrock.diagnostics.surface import Landscape
 from flatrock.recipes.checkpoints import checkpoints

@@ -70,6 +70,17 @@ def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> Tensor:
     return x.clamp(0, 1) if low < 0 or high > 1 else x
 
 
+def check_ids(ids: Tensor, samples: int) -> Tensor:
+    """Numbers of samples, one integer each and all different, on the CPU; else ThreatError."""
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.shape != (samples,):
+        said = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ThreatError(f"ids must be {samples} integers, one per sample, got {said}; give dataset.ids or leave them")
+    ids = ids.detach().to("cpu", torch.int64)
+    if len(set(ids.tolist())) != samples:
+        raise ThreatError("ids must differ: samples with the same id would get the same random numbers")
+    return ids
+
+
 def check_model(model: nn.Module, x: Tensor) -> None:
     """A module whose weights are there and have the dtype of the inputs; else ModelError."""
     if not isinstance(model, nn.Module):
@@ -114,8 +125,8 @@ def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
         raise ModelError("the model returns NaN or infinite logits on clean inputs; its weights are damaged")
 
 
-def answered(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """What the model says to x; ModelError if it fails, in its own words, or if it writes into what it is given."""
+def answered(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """The logits of x; ModelError if they are none, or if the model fails, in its own words, or writes into x."""
     given = x.clone()
     try:
         logits = model(given)
@@ -128,6 +139,7 @@ def answered(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         ) from error
     if given._version:  # counts writes, those of a pass without gradients too
         raise ModelError("the model writes into its input, which attacks still need; let it begin with x = x.clone()")
+    check_logits(logits, x, y)
     return logits
 
 
@@ -147,8 +159,7 @@ class FirstChecked(nn.Module):
         if self._checked:
             logits: Tensor = self.inner(x)
             return logits
-        logits = answered(self.inner, x)
-        check_logits(logits, x, self._y)
+        logits = answered(self.inner, x, self._y)
         self._checked = True
         if looks_like_probabilities(logits):
             warnings.warn(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
-from flatrock.cli.several import check_out
+from flatrock.cli.shared import check_out
 from flatrock.core.costs import Bench
 from flatrock.core.device import pick_device
 from flatrock.core.files import write_atomic

@@ -10,13 +10,13 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
-from flatrock.cli.several import check_out
+from flatrock.cli.shared import check_out
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import PLANS, TRANSFER
-from flatrock.recipes.evaluate import evaluate_run, store_result
+from flatrock.recipes.evaluate import adversarial_file, evaluate_run, store_result
 from flatrock.recipes.foreign import evaluate_foreign, store_foreign
 from flatrock.reports.gallery import check_images
 from flatrock.reports.gallery import gallery as draw_gallery
@@ -110,8 +110,7 @@ def run(
         stored = store_foreign(kept, out) if source is None else store_result(source, kept)
         say(f"wrote {stored}")
         if keep_adversarial:
-            ending = "-adversarial.safetensors" if source is None else ".safetensors"
-            say(f"wrote {stored.with_name(stored.stem + ending)}")
+            say(f"wrote {adversarial_file(stored)}")
         for plan in result.plans:
             say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
         drawing.draw(result, stored)

@@ -10,7 +10,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
-from flatrock.cli.several import beside, check_out, named, words
+from flatrock.cli.shared import beside, check_out, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import number

@@ -20,7 +20,7 @@ from flatrock.cli.landscape import (
     Precision,
     Seed,
 )
-from flatrock.cli.several import beside, check_out, named, words
+from flatrock.cli.shared import beside, check_out, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.numbers import number

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
-from flatrock.cli.several import check_out
+from flatrock.cli.shared import check_out
 from flatrock.recipes.pseudo_label import pseudo_label
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say
-from flatrock.cli.several import check_out, recognised
+from flatrock.cli.shared import check_out, recognised
 from flatrock.core.costs import Bench, read_bench
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_atomic

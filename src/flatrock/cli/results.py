@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say, show
-from flatrock.cli.several import check_out
+from flatrock.cli.shared import check_out
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.rows import Row, read_rows, write_rows
 from flatrock.recipes.results import collect_run

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import answered, check_inputs, check_logits, check_model
+from flatrock.attacks.craft import answered, check_ids, check_inputs, check_model
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.progress import Progress, Silent
@@ -44,14 +44,14 @@ def certify(
     belong to the samples' ids (their positions, unless given): neither batch size nor interruption changes them. What
     the `ledger` holds is not computed again.
     """
-    ids = torch.arange(len(x)) if ids is None else ids.cpu()
-    x = _check(model, x, y, ids)
+    x = _checked(model, x, y)
+    ids = torch.arange(len(x)) if ids is None else check_ids(ids, len(x))
     where = _home(model)
     voter = Voter(model, smoothing.sigma, _size(batch_size, where))
     kept = Ledger(None, {}, resume=False) if ledger is None else ledger  # an empty one is false
     with borrowed(model, where), full_precision(where):
         with torch.no_grad():
-            check_logits(answered(model, x[:2].to(where)), x[:2], y[:2])
+            answered(model, x[:2].to(where), y[:2])
         found = _vote(voter, x.to(where), ids, smoothing, seed, kept, progress)
     return Certificate(
         smoothing=smoothing,
@@ -103,15 +103,11 @@ def _size(batch_size: int | None, device: torch.device) -> int:
     return batch_size
 
 
-def _check(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+def _checked(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The inputs; refuse what cannot be certified before any vote."""
     x = check_inputs(x, y, L2(0.0))
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to certify: x has no samples")
-    if ids.dtype != torch.int64 or ids.shape != y.shape or len(set(ids.tolist())) < len(ids):
-        raise ConfigError(
-            f"ids must be {len(y)} different whole numbers (int64), one per sample: noise belongs to them"
-        )
     check_model(model, x)
     return x
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import answered, check_crafted, check_inputs, check_logits, check_model
+from flatrock.attacks.craft import answered, check_crafted, check_inputs, check_model
 from flatrock.attacks.pgd import classified_right
 from flatrock.core.borrow import full_precision
 from flatrock.core.errors import ThreatError
@@ -107,7 +107,7 @@ class Probe:
         """Whether the network, as its weights are now, answers as a classifier must; else ModelError."""
         few = slice(0, min(FEW, self.batch_size))
         with torch.no_grad():
-            check_logits(answered(self.model, self.x[few]), self.x[few], self.y[few])
+            answered(self.model, self.x[few], self.y[few])
 
     def __call__(self) -> Reading:
         """What the data say of the weights as they are now."""

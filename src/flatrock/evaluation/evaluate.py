@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_inputs, check_model
+from flatrock.attacks.craft import check_ids, check_inputs, check_model
 from flatrock.core.borrow import borrowed
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
@@ -129,16 +129,9 @@ def _checked(
 
 
 def _ids(ids: Tensor | None, samples: int) -> Tensor | None:
-    """One integer per sample, on the CPU; None if they are the rows."""
-    if ids is None:
-        return None
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.shape != (samples,):
-        said = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise ThreatError(f"ids must be {samples} integers, one per sample, got {said}; give dataset.ids or leave them")
-    ids = ids.detach().to("cpu", torch.int64)
-    if len(set(ids.tolist())) != samples:
-        raise ThreatError("ids must differ: samples with the same id would get the same random numbers")
-    return None if torch.equal(ids, torch.arange(samples)) else ids
+    """The ids of the samples; None if they are the rows."""
+    known = torch.arange(samples) if ids is None else check_ids(ids, samples)
+    return None if torch.equal(known, torch.arange(samples)) else known
 
 
 def _crafting(exam: Exam, precision: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from flatrock.core.registry import Entry, Registry, unknown
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
-from flatrock.models.factory import own_network
+from flatrock.models.factory import is_own, own_network
 from flatrock.models.mobilenet_v2 import MobileNetV2
 from flatrock.models.moons_mlp import MoonsMLP
 from flatrock.models.preact_resnet import PreActResNet18
@@ -72,7 +72,7 @@ def create_model(
     `module:factory` names a network of your own that ends in an nn.Linear (docs/own_network.md); its options are
     `input_shape` and what the factory takes. torch's global random state is left as it was.
     """
-    if ":" in name:
+    if is_own(name):
         return _own(name, num_classes, _mean_std(normalize), seed, **options)
     entry = MODELS.entry(name)
     known = [*entry.options(), "normalize", "seed"]

@@ -1,4 +1,4 @@
-"""Networks made by a function of the user's: `package.module:factory`, from the current folder or installed."""
+"""Networks made by a function of the user's, `module:factory`: named on a command line, or in a recipe."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed, kept_global_rng
 
 _CURE = "write a function without arguments that returns the network, such as `def net(): return Net(depth=18)`"
+
+
+def is_own(name: str) -> bool:
+    """Whether a model's name leads to a function of the user's."""
+    return ":" in name
 
 
 def find_factory(text: str, given: Collection[str] = ()) -> Callable[..., Any]:
@@ -51,7 +56,10 @@ def find_factory(text: str, given: Collection[str] = ()) -> Callable[..., Any]:
 
 def make_network(text: str, *, seed: int = 0, **options: Any) -> nn.Module:
     """What the factory makes with these options; torch's random state is left as it was."""
-    factory = find_factory(text, options)
+    return _made(find_factory(text, options), text, seed, options)
+
+
+def _made(factory: Callable[..., Any], text: str, seed: int, options: Mapping[str, Any]) -> nn.Module:
     with _guests(seed):
         try:
             made = factory(**options)
@@ -110,7 +118,7 @@ def own_network(text: str, *, seed: int, given: Mapping[str, Any], **options: An
             "write `def net(...) -> nn.Module` there, and let it call what makes the network"
         )
     options |= {key: value for key, value in given.items() if key in inspect.signature(factory).parameters}
-    return copy.deepcopy(make_network(text, seed=seed, **options))
+    return copy.deepcopy(_made(factory, text, seed, options))
 
 
 def _check_place(name: str) -> None:

@@ -154,12 +154,17 @@ def store_result(source: Source, result: Result) -> Path:
     about = result.provenance
     threat = THREATS[result.threat["norm"]](result.threat["eps"])
     stem = _stem(about, sorted(result.per_attack), result.n, int(about["seed"]), threat)
-    if result.adversarial is not None:
-        save(folder / f"{stem}.safetensors", {"x_adv": result.adversarial}, {"role": "adversarial", **about})
     target = folder / f"{stem}.json"
+    if result.adversarial is not None:
+        save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **about})
     write_atomic(target, result.to_json().encode())
     discard(folder / f"{stem}.part")
     return target
+
+
+def adversarial_file(result: Path) -> Path:
+    """Where the inputs behind a result file are kept; not under its name alone: weights may lie there."""
+    return result.with_name(f"{result.stem}-adversarial.safetensors")
 
 
 def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: int, threat: Threat) -> str:

@@ -32,6 +32,7 @@ from flatrock.evaluation.plans import make_plan
 from flatrock.models.catalog import NORMALIZATIONS
 from flatrock.models.convert import Normalized
 from flatrock.models.foreign import Foreign, model_faults, open_foreign
+from flatrock.recipes.evaluate import adversarial_file
 from flatrock.recipes.restore import Source
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
 
@@ -154,9 +155,7 @@ def store_foreign(result: Result, out: Path | None = None) -> Path:
     named = _default_target(about, sorted(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
     target = out or named
     if result.adversarial is not None:
-        # Not `<stem>.safetensors`: the weights may lie there.
-        beside = target.with_name(f"{target.stem}-adversarial.safetensors")
-        save(beside, {"x_adv": result.adversarial}, {"role": "adversarial", **about})
+        save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **about})
     write_atomic(target, result.to_json().encode())
     discard(target.with_suffix(".part"))
     return target

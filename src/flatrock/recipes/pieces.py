@@ -8,6 +8,7 @@ from typing import Any
 from flatrock.core.files import json_text, sha256
 from flatrock.models.catalog import create_model
 from flatrock.models.classifier import Classifier
+from flatrock.models.factory import is_own
 from flatrock.recipes.schema import Network, Recipe
 
 DEFAULT_RUNS = Path("runs")
@@ -20,7 +21,7 @@ def recipe_hash(recipe: Recipe) -> str:
 
 def model_options(network: Network, input_shape: tuple[int, ...] | None) -> dict[str, Any]:
     """Options of the network; one of the user's own takes the inputs the data have, unless told otherwise."""
-    own = ":" in network.name and input_shape is not None
+    own = is_own(network.name) and input_shape is not None
     return ({"input_shape": list(input_shape or ())} if own else {}) | dict(network.options)
 
 

@@ -24,6 +24,7 @@ from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.plans import make_plan
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import create_model
+from flatrock.models.factory import is_own
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.optimizer import build_optimizer
@@ -197,7 +198,7 @@ def _network(draft: Draft) -> None:
         draft.note("model.seed: weights are drawn from the recipe's seed; set that, or call the option another name")
         return
     # No memory is taken and no weight is drawn, but where somebody else's code might not stand it.
-    with nullcontext() if ":" in network.name else torch.device("meta"):
+    with nullcontext() if is_own(network.name) else torch.device("meta"):
         model = draft.build(
             "model",
             lambda: create_model(network.name, num_classes=draft.classes or 2, normalize=network.normalize, **options),
