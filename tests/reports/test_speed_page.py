@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +176,6 @@ def test_where_the_numbers_come_from_is_told() -> None:
         "- `cifar10_short_at_awp`: T02 it overflows",
     ):
         assert line in page
-
-
-def test_what_was_taken_out_of_a_file_is_told() -> None:
-    bench = at(5.5)
-    taken = replace(bench, provenance={**bench.provenance, "left_out": "memory: counted wrongly"})
-    assert not any("Left out" in line for line in page_of(b=bench))
-    assert any(line.endswith(" TFLOP/s. Left out: memory: counted wrongly.") for line in page_of(b=taken))
 
 
 def test_without_measurements_nothing_is_met() -> None:

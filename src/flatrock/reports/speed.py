@@ -164,13 +164,12 @@ def profile_table(costs: Sequence[StepCost]) -> Table:
 
 
 def origin(bench: Bench) -> str:
-    """Where the numbers come from, and which were taken out of the file, for what reason (`left_out`)."""
+    """Where the numbers come from."""
     about = bench.provenance
-    told = (
+    return (
         f"{about['device']}, torch {about['torch']}, commit {about['commit']}, {about['time']}, "
         f"{about['rounds']} rounds of {about['steps']} steps; matmul ceiling {bench.ceiling:.3g} TFLOP/s."
     )
-    return f"{told} Left out: {about['left_out']}." if about.get("left_out") else told
 
 
 def _engine(engine: Mapping[str, Any]) -> str:
