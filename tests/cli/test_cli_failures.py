@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def test_full_disk_at_the_figure_still_tells_how_training_went(tmp_path: Path, m
     assert done.exit_code == 2
     assert "best epoch 1: clean 75.00, robust 50.00 on held-out data" in done.stdout
     assert done.stderr.startswith("error: font[/b]cache: No space left on device; free space")
+
+
+def test_a_run_that_averages_tells_how_the_averages_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished(tmp_path)
+    averaged = replace(run.records[0], average_clean=0.7, average_robust=0.6, average_best_epoch=1)
+    monkeypatch.setattr("flatrock.cli.train.train_recipe", lambda *a, **k: replace(run, records=(averaged,)))
+    done = flatrock("train", "digits_at", *ON_CPU)
+    assert "\nbest epoch 1: clean 75.00, robust 50.00 on held-out data\n" in done.stdout
+    assert "\naveraged weights, best epoch 1: clean 70.00, robust 60.00; evaluations take these\n" in done.stdout
 
 
 def test_result_that_cannot_be_stored_is_shown(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

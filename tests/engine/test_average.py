@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import StateError
+from flatrock.core.progress import Silent
 from flatrock.core.tensorfile import load
 from flatrock.engine.average import averaged
 from flatrock.engine.folder import RunFolder
@@ -119,12 +120,24 @@ def scripted(job: Job, raw: list[float], mean: list[float]) -> Job:
     return replace(job, probe=probe)
 
 
+class Noted(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def advance(self, units: int, note: str = "") -> None:
+        self.notes.append(note)
+
+
 def test_each_has_its_own_best_epoch(make_job: MakeJob, tmp_path: Path) -> None:
     job = scripted(make_job(tmp_path / "run", flatness=SWA), [0.3, 0.5, 0.4, 0.2], [0.0, 0.2, 0.6, 0.6])
-    run = train(job)
+    listener = Noted()
+    run = train(job, progress=listener)
     assert run.best is not None
     assert run.best_average is not None
     assert (run.best.epoch, run.best_average.epoch) == (2, 3)
+    assert "epoch 4/4  clean 40.0  robust 40.0  averaged 60.0  60.0" in listener.notes
     assert [r.average_best_epoch for r in run.records] == [None, 2, 3, 3]
     folder = RunFolder(tmp_path / "run")
     assert load(folder.average_best, role="average-best")[1]["record"]["epoch"] == 3

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from flatrock.core.errors import StateError
 from flatrock.core.records import EpochRecord, Run
-from flatrock.reports.figures import learning_curves
+from flatrock.reports.figures import PALE, learning_curves
 
 
 def record(epoch: int, robust: float | None) -> EpochRecord:
@@ -39,6 +40,27 @@ def test_draws_a_picture(tmp_path: Path) -> None:
     assert colours is not None
     assert len(colours) > 50
     assert [p.name for p in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_averages_are_drawn_where_they_are_kept(tmp_path: Path) -> None:
+    """They are what is evaluated: the marked epoch is theirs, the other weights' lines are pale."""
+    averaged = [
+        replace(record(e, 0.1 * e), average_clean=0.5, average_robust=0.4, average_best_epoch=2) for e in (1, 2)
+    ]
+    seen: list[tuple[list[float], list[float], float | None]] = []
+
+    def look(figure: Figure, path: Path) -> Path:
+        lines = figure.axes[1].lines
+        seen.extend((list(line.get_xdata()), list(line.get_ydata()), line.get_alpha()) for line in lines)
+        assert figure.axes[2].get_title(loc="left").endswith("before averaging")
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flatrock.reports.figures.store", look)
+        learning_curves({"one": Run(tmp_path, tuple(averaged), "finished")}, tmp_path / "curves.png")
+    assert ([1, 2], [40.0, 40.0], None) in seen
+    assert ([1, 2], [10.0, 20.0], PALE) in seen
+    assert ([2], [40.0], None) in seen
 
 
 def test_run_without_best_epoch_is_drawn(tmp_path: Path) -> None:

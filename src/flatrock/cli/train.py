@@ -61,9 +61,11 @@ def _summary(done: Run) -> list[str]:
     if best is None:
         lines.append("no best epoch: every epoch predicted one class (collapsed)")
     else:
-        lines.append(
-            f"best epoch {best.epoch}: clean {percent(best.clean)}, robust {percent(best.robust)} "
-            f"on {best.selected_on.replace('_', '-')} data"
-            + ("  (chosen on the TEST set)" if best.selected_on == "test" else "")
-        )
+        where = f"on {best.selected_on.replace('_', '-')} data"
+        where += "  (chosen on the TEST set)" if best.selected_on == "test" else ""
+        lines.append(f"best epoch {best.epoch}: clean {percent(best.clean)}, robust {percent(best.robust)} {where}")
+    mean = done.best_average
+    if mean is not None:
+        found = f"clean {percent(mean.average_clean)}, robust {percent(mean.average_robust)}"
+        lines.append(f"averaged weights, best epoch {mean.epoch}: {found}; evaluations take these")
     return [*lines, f"run folder {done.folder}"]

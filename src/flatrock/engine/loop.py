@@ -183,7 +183,10 @@ def _note(job: Job, state: TrainState) -> str:
     text = f"epoch {state.epoch + 1}/{job.epochs}"
     probed = [r for r in state.history if r.robust is not None]
     if probed:
-        text += f"  clean {100 * (probed[-1].clean or 0):.1f}  robust {100 * (probed[-1].robust or 0):.1f}"
+        found = probed[-1]
+        text += f"  clean {100 * (found.clean or 0):.1f}  robust {100 * (found.robust or 0):.1f}"
+        if found.average_clean is not None and found.average_robust is not None:
+            text += f"  averaged {100 * found.average_clean:.1f}  {100 * found.average_robust:.1f}"
     return text
 
 

@@ -14,9 +14,15 @@ from flatrock.reports.style import blank, dress, store
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PALE = 0.35
+
 
 def learning_curves(runs: Mapping[str, Run], path: Path) -> Path:
-    """Loss, accuracies on the selection data and the robust generalization gap of each run, epoch by epoch."""
+    """Loss, accuracies on the selection data and the robust generalization gap of each run, epoch by epoch.
+
+    Of a run that averages, the accuracies are those of averaged weights, which will be evaluated; those of the weights
+    as trained are drawn pale, and the gap is theirs.
+    """
     if not any(run.records for run in runs.values()):
         raise StateError("there is nothing to draw: no run has a finished epoch")
     figure = blank(12, 3.8)
@@ -24,24 +30,38 @@ def learning_curves(runs: Mapping[str, Run], path: Path) -> Path:
     for i, (name, run) in enumerate(runs.items()):
         style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.6}
         _line(loss, [(r.epoch, r.terms["total"]) for r in run.records], label=name, **style)
-        _line(accuracy, _points(run.records, "clean", 100), linestyle="--", **style)
-        _line(accuracy, _points(run.records, "robust", 100), **style)
-        best = run.best
-        if best is not None and best.robust is not None:
-            accuracy.plot(best.epoch, 100 * best.robust, "o", color=style["color"], markersize=5)
+        prefix = "average_" if _averages(run) else ""
+        if prefix:
+            _accuracies(accuracy, run.records, "", **style, alpha=PALE)
+        _accuracies(accuracy, run.records, prefix, **style)
+        best = run.best_average if prefix else run.best
+        if best is not None:
+            _line(accuracy, _points((best,), f"{prefix}robust", 100), marker="o", markersize=5, **style)
         _line(gap, _points(run.records, "gap", 100), **style)
     first = next(run.records[0] for run in runs.values() if run.records)
     where = first.selected_on.replace("_", "-")
     dress(loss, "training loss", "epoch", "loss", whole_x=True)
     dress(accuracy, f"{where} accuracy", "epoch", "percent", whole_x=True)
-    dress(gap, f"robust generalization gap (train - {where})", "epoch", "points", whole_x=True)
+    before = ", before averaging" if any(map(_averages, runs.values())) else ""
+    dress(gap, f"robust gap, train - {where}{before}", "epoch", "points", whole_x=True)
     gap.axhline(0, color="0.7", linewidth=0.8, zorder=0)
     accuracy.set_ylim(-1, 102)
     for label, mark in (("clean", "--"), ("robust", "-"), ("best epoch", "o")):
         accuracy.plot([], [], mark, color="0.3", label=label)
+    if before:
+        accuracy.plot([], [], "-", color="0.3", alpha=PALE, label="before averaging")
     accuracy.legend(frameon=False, fontsize=9)
     loss.legend(frameon=False, fontsize=9)
     return store(figure, path)
+
+
+def _averages(run: Run) -> bool:
+    return any(r.average_robust is not None for r in run.records)
+
+
+def _accuracies(axes: Axes, records: tuple[EpochRecord, ...], prefix: str, **style: Any) -> None:
+    _line(axes, _points(records, f"{prefix}clean", 100), linestyle="--", **style)
+    _line(axes, _points(records, f"{prefix}robust", 100), **style)
 
 
 def _points(records: tuple[EpochRecord, ...], name: str, scale: float) -> list[tuple[int, float]]:
