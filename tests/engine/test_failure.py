@@ -64,7 +64,7 @@ def test_non_finite_loss(
     job = make_job(tmp_path / "run", train__save_seconds=save_seconds)
     spoiled = replace(job, objective=Spoiled(job.objective, step=4, term=term, value=value))
     with pytest.raises(
-        TrainingError, match=rf"non-finite at step 4: term {term}; .*weights of the last finished epoch are kept$"
+        TrainingError, match=rf"non-finite at step 4: term {term}; .*failed_batch .*the last finished epoch are kept$"
     ) as caught:
         train(spoiled)
     assert caught.value.__cause__ is not caught.value, "an error is not its own cause"
@@ -72,6 +72,7 @@ def test_non_finite_loss(
     info = folder.read_info()
     assert info["status"] == "failed"
     assert f"step 4: term {term}" in info["reason"]
+    assert info["failed_batch"] == list(job.loader.epoch(1))[1].ids.tolist()
     assert (folder.run().status, folder.run().reason) == ("failed", info["reason"])
     tensors, meta = load(folder.state)
     assert 3 * meta["epoch"] + meta["step_in_epoch"] == (4 if save_seconds < 1 else 3)
@@ -79,6 +80,7 @@ def test_non_finite_loss(
     with pytest.raises(StateError, match=r"FAILED \(the loss became non-finite at step 4.*; name a checkpoint file"):
         load_model(tmp_path / "run")
     train(make_job(tmp_path / "run", train__save_seconds=save_seconds), resume=True)
+    assert "failed_batch" not in folder.read_info()
     assert snapshot(tmp_path / "run") == small_shot
 
 

@@ -30,7 +30,11 @@ class StateError(FlatrockError):
 
 
 class TrainingError(FlatrockError):
-    """Training cannot go on: a loss became non-finite or the run collapsed."""
+    """Training cannot go on: a loss became non-finite, at `step` where that is known, or the run collapsed."""
+
+    def __init__(self, message: str, *, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 def in_words(error: Exception) -> str:

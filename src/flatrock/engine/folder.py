@@ -126,12 +126,13 @@ class RunFolder:
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     def write_info(self, **values: Any) -> None:
-        """Merge values into run.json; a damaged one is written anew."""
+        """Merge values into run.json, where None removes one; a damaged file is written anew."""
         try:
             old = self.read_info()
         except StateError:
             old = {}
-        write_atomic(self.info, json.dumps({**old, **values}, indent=2, sort_keys=True).encode())
+        merged = {name: value for name, value in {**old, **values}.items() if value is not None}
+        write_atomic(self.info, json.dumps(merged, indent=2, sort_keys=True).encode())
 
     def read_info(self) -> dict[str, Any]:
         """Content of run.json; StateError if it is missing or damaged."""

@@ -65,8 +65,10 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
     except (TrainingError, ModelError, ThreatError, ConfigError) as error:  # some show only once the network runs
         with suppress(Exception):  # the first error counts
             folder.writer.wait()
-        reason = f"{error}. {folder.kept()}"
-        folder.write_info(status="failed", reason=reason)
+        batch = _batch_of(job, error)
+        where = "" if batch is None else f" (its samples: failed_batch in {folder.info})"
+        reason = f"{error}{where}. {folder.kept()}"
+        folder.write_info(status="failed", reason=reason, failed_batch=batch)
         raise TrainingError(reason) from error
     finally:
         progress.end()
@@ -74,6 +76,15 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
     status = "finished" if total == job.epochs * steps else "truncated"
     folder.write_info(status=status, reason="", epochs_done=len(state.history))
     return folder.run()
+
+
+def _batch_of(job: Job, error: Exception) -> list[int] | None:
+    """The ids of the samples of the step an error names: one of them may be what is wrong."""
+    step = getattr(error, "step", None)
+    if step is None:
+        return None
+    epoch, start = divmod(step, len(job.loader))
+    return [int(i) for i in next(job.loader.epoch(epoch, start_step=start)).ids]
 
 
 def _note_memory(job: Job, folder: RunFolder) -> None:
@@ -124,7 +135,7 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
                     folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record)
                 )
     resumed = [*folder.resumptions(), dict(job.provenance)]
-    folder.write_info(status="running", reason="", **_certificate(job), resumed=resumed)
+    folder.write_info(status="running", reason="", failed_batch=None, **_certificate(job), resumed=resumed)
     return state
 
 

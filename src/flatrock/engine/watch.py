@@ -109,5 +109,6 @@ def _refuse(pending: Pending) -> None:
             culprits = [b for b in bad if b != "total"] or bad
             raise TrainingError(
                 f"the loss became non-finite at step {step}: term {', '.join(culprits)}; "
-                "lower optimizer.lr or the term's weight"
+                "lower optimizer.lr or the term's weight",
+                step=step,
             )
