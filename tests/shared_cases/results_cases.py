@@ -44,6 +44,7 @@ def fake_result(recipe: str, checkpoint: str, epoch: int, percents: Mapping[str,
         flags["autoattack/apgd-ce"] = standing(counts["autoattack"] + 3)
         flags["autoattack/square"] = standing(counts["autoattack"])
     loaded = load_recipe(recipe)
+    about = {"data": f"{loaded.data.name} test, {N} of {N} samples", **about}
     facts = {"recipe": recipe, "recipe_hash": recipe_hash(loaded), "checkpoint": f"{checkpoint}.safetensors"}
     return Result(
         threat={"norm": "linf", "eps": 8 / 255},

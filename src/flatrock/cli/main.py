@@ -12,6 +12,7 @@ from flatrock.cli import (
     bench,
     certify,
     check,
+    compare,
     cp,
     curvature,
     doctor,
@@ -57,6 +58,7 @@ app.command("cp")(cp.run)
 app.command("check")(check.run)
 app.command("train")(train.run)
 app.command("eval")(evaluate.run)
+app.command("compare")(compare.run)
 app.command("certify")(certify.run)
 app.command("landscape")(landscape.run)
 app.command("overfit")(overfit.run)

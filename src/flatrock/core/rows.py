@@ -19,6 +19,8 @@ from flatrock.core.files import read_record, write_atomic
 from flatrock.core.provenance import VERSION, commit
 
 SCHEMA = "flatrock.results/1"
+# The name under which a sample is right if it is so on the clean input and under every attack.
+WORST = "worst case"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

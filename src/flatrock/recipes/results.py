@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from torch import Tensor
+
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
 from flatrock.core.records import EpochRecord, Result, Run
@@ -144,13 +146,17 @@ def _scores(path: Path, recipe_hash: str, run: Run) -> dict[str, Score]:
     return found
 
 
-def _score(result: Result, digest: str) -> Score:
+def verdicts(result: Result) -> dict[str, Tensor]:
+    """What stood on the clean input, under each attack on its own, and under each plan as a whole."""
     plans = {plan: labels[-1] for plan, labels in result.plans.items()}
-    right = {name: result.flags[plans.get(name, name)] for name in ("clean", *result.per_attack)}
+    return {name: result.flags[plans.get(name, name)] for name in ("clean", *result.per_attack)}
+
+
+def _score(result: Result, digest: str) -> Score:
     about = dict(result.provenance)
     return Score(
         epoch=int(about["epoch"]),
-        right=right,
+        right=verdicts(result),
         seconds={name: float(cost["seconds"]) for name, cost in result.costs.items() if "seconds" in cost},
         findings=tuple(f"{f.code}: {f.message}" for f in result.findings),
         marks=tuple(result.marks),

@@ -24,6 +24,7 @@ HOW = """\
 ```sh
 flatrock train cifar10_short_trades_awp
 flatrock eval runs/cifar10_short_trades_awp
+flatrock compare results/cifar10_short.json:cifar10_short_trades_awp runs/cifar10_short_trades_awp  # with the row there
 flatrock results runs/cifar10_short_trades_awp --add --out results/cifar10_short.json
 flatrock report results/*.json --out docs/results.md
 ```"""

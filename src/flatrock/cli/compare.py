@@ -1,0 +1,50 @@
+"""`flatrock compare`: evaluated models -> how far they are from the first, beyond the chance of the test set or not."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flatrock.cli.console import friendly, say, show
+from flatrock.core.errors import ConfigError
+from flatrock.core.rows import WORST
+from flatrock.recipes.compare import check_alike, judged, unlike
+from flatrock.reports.compare import accuracy_table, difference_table
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...", help="evaluated run folders, result-*.json files, or FILE.json[:RECIPE] of `flatrock results`"
+    ),
+]
+
+
+def run(sources: Sources) -> None:
+    """Compare evaluated models sample by sample: the first with each of the others."""
+    with friendly():
+        models = [model for source in sources for model in judged(source)]
+        if len(models) < 2:
+            raise ConfigError(
+                f"there is {len(models)} model to compare; name two or more, the one to compare with first"
+            )
+        twice = sorted({m.name for m in models if [o.name for o in models].count(m.name) > 1})
+        if twice:
+            raise ConfigError(f"{twice[0]} is named twice; leave one out")
+        check_alike(models)
+        rights = {f"{m.name}*" if m.marks else m.name: m.right for m in models}
+        odd = unlike(models)
+        show(accuracy_table(rights))
+        # What stands under every attack depends on all of them: it is as unlike as any.
+        alike = len({frozenset(m.right) for m in models}) == 1 and not odd
+        show(difference_table(rights, leave_out=[*odd, *([] if alike else [WORST])]))
+        say(
+            f"{models[0].data}; {models[0].threat}; points ± standard error, paired by sample; "
+            "! = more than two. It knows the chance of the test set, not that of a training seed"
+        )
+        for name in odd:
+            say(("not compared ", "yellow"), f"{name}: its options differ between these models")
+        if not alike:
+            say(("not compared ", "yellow"), f"{WORST}: it is of other attacks")
+        if any(model.marks for model in models):
+            say("* = the checkpoint was chosen by looking at the test set")

@@ -1,0 +1,131 @@
+"""`flatrock compare`: differences are those of the same samples, and what was not asked alike is not compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from results_cases import N, fake_run, standing
+from typer.testing import CliRunner
+
+from flatrock.cli.main import app
+from flatrock.core.errors import StateError
+from flatrock.core.rows import WORST
+from flatrock.recipes.compare import check_alike, judged, unlike
+from flatrock.reports.compare import accuracy_table, difference_table
+
+AT = {"clean": 81.0, "pgd-20": 50.0, "autoattack": 47.0}
+TRADES = {"clean": 80.0, "pgd-20": 52.1, "autoattack": 47.0}
+
+
+def flatrock(*words: object) -> Any:
+    return CliRunner().invoke(app, ["compare", *map(str, words)], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [fake_run(tmp_path, "cifar10_short_at", AT), fake_run(tmp_path, "cifar10_short_trades", TRADES)]
+
+
+def test_tables_by_hand() -> None:
+    """4 samples, differences 1, 1, 0, -1 and 0, 0, 0, 0: means 1/4 and 0, deviations sqrt(11/16) and 0."""
+    one = {"pgd": torch.tensor([0, 0, 1, 1]), "clean": torch.tensor([1, 1, 1, 1]), WORST: torch.tensor([0, 0, 1, 1])}
+    two = {"clean": torch.tensor([1, 1, 1, 1]), "pgd": torch.tensor([1, 1, 1, 0]), "cw": torch.tensor([0, 0, 0, 1])}
+    models = {"one": one, "two": two}
+    assert accuracy_table(models).header == ("model", "clean", "pgd", "cw", WORST)
+    assert accuracy_table(models).rows == (
+        ("one", "100.00", "50.00", "", "50.00"),
+        ("two", "100.00", "75.00", "25.00", ""),
+    )
+    table = difference_table(models)
+    error = 100 * (11 / 16 / 4) ** 0.5
+    assert table.header == ("minus one", "clean", "pgd", WORST)
+    assert table.rows == (("two", "+0.00 ± 0.00", f"+25.00 ± {error:.2f}", ""),)
+    assert difference_table(models, leave_out=["pgd", WORST]).header == ("minus one", "clean")
+
+
+def test_more_than_two_standard_errors_are_marked() -> None:
+    base = {"clean": standing(500)}
+    cells = [difference_table({"a": base, "b": {"clean": standing(500 + more)}}).rows[0][1] for more in (3, 5)]
+    # more / N of mean, sqrt(more) / N of error, nearly: 3 < 2 sqrt(3), 5 > 2 sqrt(5)
+    assert [cell.endswith(" !") for cell in cells] == [False, True]
+
+
+def test_runs_files_and_rows_say_the_same(runs: list[Path], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.json"
+    assert CliRunner().invoke(app, ["results", *map(str, runs), "--out", str(rows)]).exit_code == 0
+    by_run = [judged(str(run))[0] for run in runs]
+    by_file = [judged(str(run / "result-best.json"))[0] for run in runs]
+    by_row = judged(str(rows))
+    assert [m.name for m in by_row] == ["cifar10_short_at (seed 0)", "cifar10_short_trades (seed 0)"]
+    assert [m.name for m in by_run] == [str(run) for run in runs]
+    for found in zip(by_run, by_file, by_row, strict=True):
+        check_alike(found)
+        for name in ("clean", "pgd-20", "autoattack", WORST):
+            assert all(torch.equal(model.right[name], found[0].right[name]) for model in found)
+    assert float(by_run[0].right[WORST].double().mean()) == 0.47
+    assert [m.name for m in judged(f"{rows}:cifar10_short_trades")] == ["cifar10_short_trades (seed 0)"]
+    with pytest.raises(StateError, match=r"unknown row 'cifar10_short_a'.*did you mean 'cifar10_short_at'"):
+        judged(f"{rows}:cifar10_short_a")
+
+
+def test_averaged_weights_are_compared_where_they_are_kept(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, "cifar10_short_at_swa", AT, averages=True)
+    assert float(judged(str(run))[0].right["clean"].double().mean()) == 0.81
+    (run / "result-average-best.json").rename(run / "result-best.json")
+    with pytest.raises(
+        StateError, match=r"has no result-average-best.json; .*flatrock eval.*name one of result-best.json"
+    ):
+        judged(str(run))
+
+
+def test_the_command(runs: list[Path], tmp_path: Path) -> None:
+    done = flatrock(*runs)
+    assert done.exit_code == 0, done.output
+    assert "+2.10 ± 0.45 !" in done.output
+    assert "-1.00 ± 0.31 !" in done.output
+    assert "+0.00 ± 0.00 " in done.output
+    assert f"cifar10 test, {N} of {N} samples; linf eps 0.03137" in done.output
+    assert "not compared" not in done.output
+    assert "chosen by looking" not in done.output
+
+
+def changed(run: Path, **values: Any) -> None:
+    file = run / "result-best.json"
+    content = json.loads(file.read_text())
+    for name, value in values.items():
+        content[name] = {**content[name], **value} if isinstance(value, dict) else value
+    file.write_text(json.dumps(content))
+
+
+def test_what_differs_is_refused_or_left_out(runs: list[Path]) -> None:
+    changed(runs[0], attacks={"pgd-20": {"step_size": 0.003}})
+    changed(runs[1], attacks={"pgd-20": {"step_size": 0.007}}, marks=["test-selected"])
+    done = flatrock(*runs)
+    assert "not compared pgd-20: its options differ" in done.output
+    assert "not compared worst case" in done.output
+    assert "± 0.45" not in done.output
+    assert f"{runs[1]}*" in done.output
+    assert "* = the checkpoint was chosen by looking at the test set" in done.output
+    assert unlike([judged(str(run))[0] for run in runs]) == ["pgd-20"]
+    changed(runs[1], threat={"eps": 4 / 255})
+    assert "(linf eps 0.03137) and" in flatrock(*runs).output
+    changed(runs[1], threat={"eps": 8 / 255}, provenance={"data": "svhn test, 1000 of 1000 samples"})
+    assert "(svhn test, 1000 of 1000 samples) cannot be compared" in " ".join(flatrock(*runs).output.split())
+
+
+def test_other_samples_of_one_test_set_are_refused(runs: list[Path]) -> None:
+    for run, first in zip(runs, (0, 1), strict=True):
+        changed(run, ids=list(range(first, N + first)))
+    done = flatrock(*runs)
+    assert done.exit_code == 2
+    assert "are of other samples" in done.output
+
+
+def test_one_model_or_the_same_twice_is_refused(runs: list[Path]) -> None:
+    assert "there is 1 model to compare" in flatrock(runs[0]).output
+    assert "is named twice" in flatrock(runs[0], runs[1], runs[0]).output
+    assert "there is no file" in flatrock(runs[0], "nowhere.json").output
