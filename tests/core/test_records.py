@@ -121,7 +121,7 @@ def test_text_that_is_no_result_is_refused(text: str) -> None:
 
 def test_every_missing_key_is_refused() -> None:
     d = json.loads(a_result().to_json())
-    for key in set(d) - {"schema", "ids"}:
+    for key in set(d) - {"schema", "ids", "labels"}:
         with pytest.raises(StateError, match="not a flatrock result"):
             Result.from_json(json.dumps({k: v for k, v in d.items() if k != key}))
 
@@ -137,6 +137,79 @@ def test_distances_survive_json_with_infinity() -> None:
     again = Result.from_json(text)
     assert torch.equal(again.distances["rays"], far)
     assert again.to_json() == text
+
+
+# Labels and classes
+
+
+def a_labelled_result() -> Result:
+    """Three samples of class 2, two of class 0, none of class 1; the fourth is wrong without attack."""
+    return Result(
+        threat={"norm": "linf", "eps": 0.1},
+        flags={"clean": flags("11101"), "p/a": flags("11001"), "p/b": flags("10001"), "rays": flags("01101")},
+        plans={"p": ("p/a", "p/b")},
+        predictions=torch.tensor([2, 0, 2, 1, 2]),
+        labels=torch.tensor([2, 0, 2, 0, 2]),
+        margins={"clean": torch.tensor([1.0, 2.0, 3.0, -4.0, 5.0], dtype=torch.float64)},
+        distances={"rays": torch.tensor([0.05, 0.2, 0.3, 0.0, float("inf")], dtype=torch.float64)},
+        rounded=flags("10101"),
+        ids=torch.tensor([7, 3, 9, 4, 8]),
+        adversarial=torch.zeros(5, 2),
+        findings=(Finding("E01", "was in train mode", "call eval()"),),
+        costs={"rays": {"seconds": 1.0}},
+        provenance={"seed": 3},
+    )
+
+
+def test_each_class_is_a_result_of_its_own() -> None:
+    parts = a_labelled_result().by_class
+    assert list(parts) == [0, 2], "in order, and none without samples"
+    zero, two = parts[0], parts[2]
+    assert (zero.n, zero.clean, zero.per_attack, zero.robust) == (2, 0.5, {"rays": 0.5, "p": 0.0}, 0.0)
+    assert (two.n, two.clean, two.robust) == (3, 1.0, 1 / 3)
+    assert two.per_attack == {"rays": 2 / 3, "p": 2 / 3}
+    assert two.ids is not None
+    assert two.labels is not None
+    assert (two.ids.tolist(), two.labels.tolist()) == ([7, 9, 8], [2, 2, 2])
+    assert two.margins["clean"].tolist() == [1.0, 3.0, 5.0]
+    assert two.mean_distance == {"rays": pytest.approx((0.05 + 0.3) / 2, rel=1e-15)}
+    assert two.robust_rounded == 1.0
+    assert zero.predictions is not None
+    assert zero.predictions.tolist() == [0, 1]
+    assert (two.costs, two.findings, two.adversarial) == ({}, (), None), "those of the whole"
+    assert two.provenance == {"seed": 3}
+    assert Result.from_json(two.to_json()).to_json() == two.to_json()
+
+
+def test_a_part_of_all_in_order_knows_its_places() -> None:
+    whole = Result(threat={}, flags={"clean": flags("1011")}, labels=torch.tensor([1, 0, 1, 0]))
+    assert [part.ids.tolist() for part in whole.by_class.values() if part.ids is not None] == [[1, 3], [0, 2]]
+
+
+def test_labels_survive_json_and_files_without_them_are_read() -> None:
+    result = a_labelled_result()
+    text = result.to_json()
+    assert json.loads(text)["labels"] == [2, 0, 2, 0, 2]
+    again = Result.from_json(text)
+    assert again.labels is not None
+    assert (again.labels.tolist(), again.labels.dtype) == ([2, 0, 2, 0, 2], torch.int64)
+    assert again.to_json() == text
+    older = Result.from_json(json.dumps({k: v for k, v in json.loads(text).items() if k != "labels"}))
+    assert older.labels is None
+    assert older.robust == result.robust
+    assert Result.from_json(older.to_json()).labels is None
+    with pytest.raises(StateError, match="the result has no labels, so that its classes are not known; evaluate again"):
+        _ = older.by_class
+
+
+def test_labels_that_cannot_be_are_refused() -> None:
+    d = json.loads(a_labelled_result().to_json())
+    with pytest.raises(StateError, match="4 labels for 5 samples"):
+        Result.from_json(json.dumps({**d, "labels": [2, 0, 2, 0]}))
+    with pytest.raises(StateError, match=r"a\.json: its labels and predictions do not agree with its flags"):
+        Result.from_json(json.dumps({**d, "labels": [2, 1, 2, 0, 2]}), "a.json")
+    # A prediction that is no answer is wrong whatever its largest logit is.
+    assert Result.from_json(json.dumps({**d, "labels": [2, 0, 2, 1, 2]})).clean == 0.8
 
 
 def test_a_finding_reads_as_one_line() -> None:

@@ -104,6 +104,20 @@ def test_verdicts_do_not_depend_on_the_batch_size(threat: Linf | L2) -> None:
         assert flags_equal(evaluate(Net(), x, y, threat, attacks=plan, batch_size=size), whole)
 
 
+def test_the_labels_are_kept_as_they_were() -> None:
+    x, y = data()
+    given = y.clone()
+    result = evaluate(Net(), x, given, THREAT, attacks=["fgsm"])
+    given.zero_()
+    assert result.labels is not None
+    assert torch.equal(result.labels, y)
+    parts = result.by_class
+    assert list(parts) == sorted(set(y.tolist()))
+    assert sum(part.n for part in parts.values()) == 90
+    assert sum(part.n * part.robust for part in parts.values()) == pytest.approx(90 * result.robust, abs=1e-9)
+    assert torch.equal(Result.from_json(result.to_json()).labels, y)  # type: ignore[arg-type]
+
+
 def test_random_numbers_belong_to_ids_in_any_order_and_any_part() -> None:
     x, y = data()
     wide = Linf(0.4)  # so small a step hardly moves a random start

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Result
-from flatrock.reports.table import comparison, distances, percent
+from flatrock.reports.table import comparison, distances, per_class, percent, worst_classes
 
 
 def result(*, clean: list[int], marks: tuple[str, ...] = (), **attacks: list[int]) -> Result:
@@ -59,3 +61,55 @@ def test_distances_are_means_over_all_samples_that_have_one() -> None:
 def test_distances_without_costs_and_without_any() -> None:
     assert [row[-1] for row in distances(measured()).rows] == ["", ""]
     assert distances(result(clean=[1], pgd=[1])).rows == ()
+
+
+# Class by class
+
+
+def of_classes(labels: list[int], marks: tuple[str, ...] = ()) -> Result:
+    flags = {"clean": [1, 1, 1, 0, 1], "pgd": [1, 0, 1, 0, 1], "p/a": [1, 1, 1, 0, 1], "p/b": [0, 1, 1, 0, 1]}
+    return Result(
+        {"norm": "linf", "eps": 0.1},
+        {k: torch.tensor(v).bool() for k, v in flags.items()},
+        plans={"p": ("p/a", "p/b")},
+        labels=torch.tensor(labels),
+        marks=marks,
+    )
+
+
+def test_a_row_per_class_and_one_of_all() -> None:
+    table = per_class(of_classes([2, 0, 2, 0, 2]), ["cat", "dog", "2"])
+    assert table.header == ("class", "samples", "clean", "pgd", "p", "worst case")
+    assert table.rows == (
+        ("0 cat", "2", "50.00", "0.00", "50.00", "0.00"),
+        ("1 dog", "0", "", "", "", ""),
+        ("2", "3", "100.00", "100.00", "66.67", "66.67"),
+        ("all", "5", "80.00", "60.00", "60.00", "40.00"),
+    )
+
+
+def test_classes_without_names_are_numbers_up_to_the_last_seen() -> None:
+    table = per_class(of_classes([3, 0, 3, 0, 3], marks=("test-selected",)))
+    assert [row[:2] for row in table.rows] == [("0", "2"), ("1", "0"), ("2", "0"), ("3", "3"), ("all", "5")]
+    assert table.rows[0][2:] == ("50.00*", "0.00*", "50.00*", "0.00*")
+    assert table.rows[1][2:] == ("", "", "", "")
+
+
+def test_classes_of_the_same_name_stay_apart() -> None:
+    rows = per_class(of_classes([1, 0, 1, 0, 1]), ["all", "all"]).rows
+    assert [row[:3] for row in rows] == [("0 all", "2", "50.00"), ("1 all", "3", "100.00"), ("all", "5", "80.00")]
+
+
+def test_the_worst_classes_are_those_of_the_lowest_worst_case() -> None:
+    assert worst_classes(of_classes([2, 0, 2, 0, 2])) == [0]
+    assert worst_classes(of_classes([1, 2, 3, 3, 3])) == [1, 2]
+    assert worst_classes(of_classes([4, 4, 4, 4, 4])) == [4]
+
+
+def test_classes_need_labels_and_enough_names() -> None:
+    with pytest.raises(StateError, match="the result has no labels"):
+        per_class(result(clean=[1], pgd=[1]))
+    with pytest.raises(StateError, match="the result has no labels"):
+        worst_classes(result(clean=[1], pgd=[1]))
+    with pytest.raises(ConfigError, match="there are 2 names for at least 3 classes; name them all"):
+        per_class(of_classes([2, 0, 2, 0, 2]), ["cat", "dog"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +21,14 @@ from flatrock.recipes.evaluate import adversarial_file, evaluate_run, store_resu
 from flatrock.recipes.foreign import evaluate_foreign, store_foreign
 from flatrock.reports.gallery import check_images
 from flatrock.reports.gallery import gallery as draw_gallery
-from flatrock.reports.table import comparison, distances
+from flatrock.reports.samples import write_samples
+from flatrock.reports.table import Table, class_name, comparison, distances, percent, worst_classes
+from flatrock.reports.table import per_class as class_table
 from flatrock.reports.waterfall import draw_waterfall, waterfall
 
 _OWN = "Models that flatrock did not train"
+# So many classes that are equally bad are named; more are counted.
+NAMED = 5
 
 Source = Annotated[
     Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")
@@ -42,6 +47,8 @@ Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a 
 Doubt = Annotated[bool, typer.Option(help="look for reasons not to believe the number")]
 KeepAdversarial = Annotated[bool, typer.Option("--keep-adversarial", help="store the adversarial inputs too")]
 Gallery = Annotated[bool, typer.Option("--gallery", help="draw some broken samples as a PNG beside the result")]
+PerClass = Annotated[bool, typer.Option("--per-class", help="show the accuracies of each class too")]
+Csv = Annotated[Path | None, typer.Option("--csv", help="a .csv file to write: one line per sample")]
 Surrogate = Annotated[
     Path | None, typer.Option(help="another run or checkpoint: inputs crafted on it (PGD-20, CW-20) are tried too")
 ]
@@ -77,6 +84,8 @@ def run(
     surrogate: Surrogate = None,
     keep_adversarial: KeepAdversarial = False,
     gallery: Gallery = False,
+    per_class: PerClass = False,
+    csv: Csv = None,
     resume: Resume = False,
     device: Device = "auto",
     seed: Seed = 0,
@@ -91,54 +100,61 @@ def run(
     own: dict[str, Any] = {"model": model, "weights": weights, "data": data, "num_classes": num_classes}
     own |= {"normalize": normalize, "out": out}
     chosen = None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()]
-    drawing = _Drawing(gallery)
+    shown = _Shown(gallery)
     how: dict[str, Any] = {"which": which, "norm": norm, "eps": eps, "attacks": chosen, "surrogate": surrogate}
     how |= {"limit": limit, "batch_size": batch_size, "precision": precision, "doubt": doubt, "seed": seed}
     how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
-    how |= {"on_data": drawing.remember}
+    how |= {"on_data": shown.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
         _check_source(source, [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None])
-        if out is not None:
-            check_out(out)
+        _check_files(out, csv)
         with TerminalProgress() as progress:
             if source is None:
                 result = evaluate_foreign(**own, **how, device=device, progress=progress)
             else:
                 result = evaluate_run(source, **how, device=pick_device(device), progress=progress)
-        _tell(result)
+        _tell(result, shown.names if per_class else None)
         kept = result if keep_adversarial else replace(result, adversarial=None)
         stored = store_foreign(kept, out) if source is None else store_result(source, kept)
         say(f"wrote {stored}")
         if keep_adversarial:
             say(f"wrote {adversarial_file(stored)}")
+        if csv is not None:
+            say(f"wrote {write_samples(result, csv)}")
         for plan in result.plans:
             say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
-        drawing.draw(result, stored)
+        shown.draw(result, stored)
 
 
-class _Drawing:
-    """The gallery of an evaluation, if it is wanted."""
+class _Shown:
+    """The test set, whose classes are named in tables; and some of it in a gallery, if that is wanted."""
 
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
+    def __init__(self, gallery: bool) -> None:
+        self._gallery = gallery
         self._data: Dataset | None = None
 
     def remember(self, data: Dataset) -> None:
         """Before the evaluation: what cannot be drawn is refused now, not hours later."""
-        if self._wanted:
+        if self._gallery:
             check_images(data.input_shape)
-            self._data = data
+        self._data = data
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the classes are called."""
+        assert self._data is not None
+        return self._data.class_names or tuple(map(str, range(self._data.num_classes)))
 
     def draw(self, result: Result, stored: Path) -> None:
         """After it: beside the result."""
-        if self._data is None:
+        if self._data is None or not self._gallery:
             return
         if bool(result.worst.equal(result.flags["clean"])):
             say("no gallery: no attack broke a sample")
             return
         x = self._data.images(torch.arange(len(self._data)))
         file = stored.with_name(f"{stored.stem}-gallery.png")
-        say(f"drew {draw_gallery(x, result, file, names=self._data.class_names or None)}")
+        say(f"drew {draw_gallery(x, result, file, names=self.names)}")
 
 
 def _check_source(source: Path | None, given: list[str]) -> None:
@@ -155,11 +171,21 @@ def _check_source(source: Path | None, given: list[str]) -> None:
         )
 
 
-def _tell(result: Result) -> None:
+def _check_files(out: Path | None, csv: Path | None) -> None:
+    """What cannot be written is refused now, and so is a table that would take the place of something else."""
+    if out is not None:
+        check_out(out)
+    if csv is not None:
+        if csv.suffix != ".csv":
+            raise ConfigError(f"csv: {csv} must end in .csv")
+        check_out(csv, option="--csv")
+
+
+def _tell(result: Result, classes: Sequence[str] | None) -> None:
+    """The tables, that of these classes only if there are such, and the findings."""
     about = result.provenance
     table = comparison({str(about.get("recipe", about.get("model"))): result})
-    # Long names in two lines: many columns must fit into a terminal.
-    show(replace(table, header=tuple(h.replace(TRANSFER, f"{TRANSFER}\n").replace(":", "\n:") for h in table.header)))
+    show(_narrow(table))
     recipe = about.get("recipe_threat")
     other = f" (the recipe's: {recipe['norm']} eps {recipe['eps']:.4g})" if recipe else ""
     say(
@@ -174,5 +200,24 @@ def _tell(result: Result) -> None:
     for plan in result.plans:
         say()
         show(waterfall(result, plan), f"{plan}: what each attack took away")
+    if classes is not None:
+        _tell_classes(result, classes)
     for finding in result.findings:
         say(("finding ", "yellow"), str(finding))
+
+
+def _tell_classes(result: Result, names: Sequence[str]) -> None:
+    say()
+    show(_narrow(class_table(result, names)), "class by class")
+    worst = worst_classes(result)
+    called = ", ".join(class_name(c, names) for c in worst) if len(worst) <= NAMED else f"{len(worst)} of {len(names)}"
+    robust = percent(result.by_class[worst[0]].robust)
+    say(
+        f"worst class{'es' if len(worst) > 1 else ''}: {called}, with {robust} in the worst case "
+        f"({percent(result.robust)} over all samples)"
+    )
+
+
+def _narrow(table: Table) -> Table:
+    """Long names in two lines: many columns must fit into a terminal."""
+    return replace(table, header=tuple(h.replace(TRANSFER, f"{TRANSFER}\n").replace(":", "\n:") for h in table.header))

@@ -38,17 +38,17 @@ def named(out: Path | None) -> Path | None:
     return out
 
 
-def check_out(*files: Path) -> None:
-    """StateError if one of these could not be written when the work is done; nothing is left behind."""
+def check_out(*files: Path, option: str = "--out") -> None:
+    """StateError, naming `option`, if one of these could not be written when the work is done. Nothing is left."""
     for file in files:
         if file.is_dir():
-            raise StateError(f"cannot write {file}: it is a folder; give --out the name of a file")
+            raise StateError(f"cannot write {file}: it is a folder; give {option} the name of a file")
         try:
             folder = next(parent for parent in file.absolute().parents if parent.exists())
             with TemporaryFile(dir=folder):  # asking for permissions is not enough: not every file system heeds them
                 pass
         except OSError as error:
-            raise StateError(f"cannot write {file}: {error.strerror or error}; choose another --out") from error
+            raise StateError(f"cannot write {file}: {error.strerror or error}; choose another {option}") from error
 
 
 def beside(sources: Sequence[Path], name: str) -> Path:

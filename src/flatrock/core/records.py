@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import fsum, inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,8 @@ class Result:
     after adversarial inputs were rounded to 8 bits. `distances[name]` say how far the nearest adversarial point lies
     that an attack which measures this found: 0 for a sample that is wrong anyway, inf where it found none.
     `adversarial` holds, for each broken sample, the input of the first attack that broke it, and the clean input of the
-    others (it is not in the JSON). `ids` are the samples' places in their test set; None: all, in order.
+    others (it is not in the JSON). `ids` are the samples' places in their test set; None: all, in order. `labels` are
+    their true classes; None in files older than these.
     """
 
     threat: Mapping[str, Any]
@@ -97,6 +98,7 @@ class Result:
     marks: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     ids: Tensor | None = None
+    labels: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -150,6 +152,24 @@ class Result:
         """How many samples have no distance, because the attack found no adversarial point at all."""
         return {name: int((~torch.isfinite(d)).sum()) for name, d in self.distances.items()}
 
+    @property
+    def by_class(self) -> dict[int, Result]:
+        """The samples of each class that has some, as a result of their own.
+
+        Costs, findings and adversarial inputs belong to the whole and are left out. StateError without labels.
+        """
+        if self.labels is None:
+            raise StateError("the result has no labels, so that its classes are not known; evaluate again")
+        return {c: self._part((self.labels == c).nonzero().squeeze(1)) for c in sorted(set(self.labels.tolist()))}
+
+    def _part(self, rows: Tensor) -> Result:
+        several = ("flags", "margins", "distances")
+        parts: dict[str, Any] = {name: {k: v[rows] for k, v in getattr(self, name).items()} for name in several}
+        single = {name: getattr(self, name) for name in ("predictions", "rounded", "labels")}
+        parts |= {name: None if v is None else v[rows] for name, v in single.items()}
+        ids = rows if self.ids is None else self.ids[rows]
+        return replace(self, **parts, ids=ids, costs={}, findings=(), adversarial=None)
+
     def _share(self, flag: Tensor) -> float:
         return float(flag.double().mean()) if flag.numel() else float("nan")
 
@@ -166,6 +186,7 @@ class Result:
                 "robust_rounded": self.robust_rounded,
                 "flags": {name: flag.int().tolist() for name, flag in self.flags.items()},
                 "ids": None if self.ids is None else self.ids.tolist(),
+                "labels": None if self.labels is None else self.labels.tolist(),
                 "predictions": None if self.predictions is None else self.predictions.tolist(),
                 "attacks": {k: dict(v) for k, v in self.attacks.items()},
                 "plans": {k: list(v) for k, v in self.plans.items()},
@@ -191,7 +212,8 @@ class Result:
             result = cls(
                 threat=d["threat"],
                 flags={k: torch.tensor(v, dtype=torch.bool) for k, v in d["flags"].items()},
-                ids=_ids(d.get("ids"), len(d["flags"]["clean"])),
+                ids=_numbers("ids", d.get("ids"), len(d["flags"]["clean"])),
+                labels=_numbers("labels", d.get("labels"), len(d["flags"]["clean"])),
                 predictions=None if d["predictions"] is None else torch.tensor(d["predictions"]),
                 attacks=d["attacks"],
                 plans={k: tuple(v) for k, v in d["plans"].items()},
@@ -207,12 +229,16 @@ class Result:
             follows = [result.n, *(getattr(result, name) for name in _COMPUTED)]
             near = {name: far <= d["threat"]["eps"] for name, far in result.distances.items()}
             agree = all(torch.equal(result.flags[name], ~broken) for name, broken in near.items())
+            right, said, true = result.flags["clean"], result.predictions, result.labels
+            named = said is None or true is None or torch.equal(said[right], true[right])
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise StateError(f"{where} is not a flatrock result ({error}); evaluate again") from error
         if stated != follows:
             raise StateError(f"{where}: its accuracies do not follow from its flags; evaluate again")
         if not agree:
             raise StateError(f"{where}: its distances do not agree with its flags; evaluate again")
+        if not named:
+            raise StateError(f"{where}: its labels and predictions do not agree with its flags; evaluate again")
         return result
 
 
@@ -220,10 +246,10 @@ class Result:
 _COMPUTED = ("clean", "robust", "per_attack", "robust_rounded", "mean_distance", "unreached")
 
 
-def _ids(values: Sequence[int] | None, n: int) -> Tensor | None:
+def _numbers(what: str, values: Sequence[int] | None, n: int) -> Tensor | None:
     """One number per sample; files older than these have none."""
     if values is not None and len(values) != n:
-        raise ValueError(f"{len(values)} ids for {n} samples")
+        raise ValueError(f"{len(values)} {what} for {n} samples")
     return None if values is None else torch.tensor(values)
 
 

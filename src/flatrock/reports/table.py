@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
 
 
@@ -43,6 +44,36 @@ def comparison(results: Mapping[str, Result | str]) -> Table:
         cells = [result.clean, *(result.per_attack.get(a) for a in attacks), result.robust]
         rows.append((name, *(percent(c) + (star if c is not None else "") for c in cells)))
     return Table(("model", "clean", *attacks, "worst case"), tuple(rows))
+
+
+def per_class(result: Result, names: Sequence[str] = ()) -> Table:
+    """One row per class: how many samples it has, then the columns of `comparison`; the last row is of all samples.
+
+    Classes are called by number and name. One that is named but has no sample has no accuracy either.
+    """
+    parts = result.by_class
+    if names and max(parts) >= len(names):
+        raise ConfigError(f"there are {len(names)} names for at least {max(parts) + 1} classes; name them all")
+    table = comparison({**{str(c): part for c, part in parts.items()}, "all": result})
+    *known, whole = (row[1:] for row in table.rows)
+    numbers = dict(zip(parts, known, strict=True))
+    none = ("",) * len(whole)
+    rows = [
+        (class_name(c, names), str(parts[c].n if c in parts else 0), *numbers.get(c, none))
+        for c in range(len(names) or max(parts) + 1)
+    ]
+    return Table(("class", "samples", *table.header[1:]), (*rows, ("all", str(result.n), *whole)))
+
+
+def worst_classes(result: Result) -> list[int]:
+    """The class of the lowest worst-case accuracy; several if they share it."""
+    robust = {c: part.robust for c, part in result.by_class.items()}
+    return [c for c, share in robust.items() if share == min(robust.values())]
+
+
+def class_name(c: int, names: Sequence[str] = ()) -> str:
+    """Number and name of a class: '3 cat'; the number alone where that is its name, or there is none."""
+    return str(c) if not names or names[c] == str(c) else f"{c} {names[c]}"
 
 
 def distances(result: Result) -> Table:

@@ -1,0 +1,51 @@
+"""One line per sample of an evaluation, as CSV."""
+
+from __future__ import annotations
+
+import csv
+from io import StringIO
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import write_atomic
+from flatrock.core.records import Result
+from flatrock.reports.waterfall import order
+
+
+def write_samples(result: Result, path: Path) -> Path:
+    """Write who each sample is, what the model says, and what it withstands: 1 = right, 0 = wrong.
+
+    Columns: id (place in the test set), label, prediction, clean_margin, worst_margin (logit of the true class minus
+    the largest other one), clean, each attack, each plan, worst_case. Those of a plan's attacks say what stood after
+    them. What the result does not know is left empty. StateError without labels.
+    """
+    if result.labels is None:
+        raise StateError("the result has no labels, which a table of its samples needs; evaluate again")
+    columns = [
+        ("id", torch.arange(result.n) if result.ids is None else result.ids),
+        ("label", result.labels),
+        ("prediction", result.predictions),
+        ("clean_margin", result.margins.get("clean")),
+        ("worst_margin", result.margins.get("worst")),
+        *((name, result.flags[name]) for name in ("clean", *order(result))),
+        *((plan, result.flags[labels[-1]]) for plan, labels in result.plans.items()),
+        ("worst_case", result.worst),
+    ]
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(name for name, _ in columns)
+    writer.writerows(zip(*(_cells(values, result.n) for _, values in columns), strict=True))
+    write_atomic(path, text.getvalue().encode())
+    return path
+
+
+def _cells(values: Tensor | None, n: int) -> list[str] | list[float] | list[int]:
+    """As a result file writes them: no more digits than that, and flags as 1 and 0."""
+    if values is None:
+        return [""] * n
+    if values.is_floating_point():
+        return [round(v, 6) for v in values.double().tolist()]
+    return [int(v) for v in values.tolist()]
