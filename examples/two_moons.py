@@ -30,10 +30,10 @@ from flatrock.core.files import write_atomic
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import Seed
-from flatrock.diagnostics.curvature import Settings, network_moments
+from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.exact import exact_curvature
 from flatrock.diagnostics.hessian import Hessian, by_layer, still
-from flatrock.diagnostics.moments import Moments
+from flatrock.diagnostics.moments import Moments, network_moments
 from flatrock.recipes.build import build_threat
 from flatrock.recipes.checkpoints import checkpoints, epoch_of
 from flatrock.recipes.curvature import Crafted

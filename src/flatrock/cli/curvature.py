@@ -27,6 +27,8 @@ from flatrock.reports.curvature import (
     sharpness_table,
 )
 
+AGAIN = "the same command with --resume goes on from the last finished part"
+
 Sources = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="run folders, checkpoints, or .json records measured before")
 ]
@@ -53,6 +55,7 @@ Precision = Annotated[str, typer.Option(help="single or double")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="samples at a time; halved where memory is short")]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Out = Annotated[Path | None, typer.Option(help="figures are OUT-spectrum.png and OUT-layers.png; default: by the run")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted measurement; reuse finished ones")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 Seed = Annotated[int, typer.Option(help="seed of random vectors and of the attack's random numbers")]
 
@@ -78,11 +81,12 @@ def run(
     batch_size: BatchSize = None,
     data_dir: DataDir = None,
     out: Out = None,
+    resume: Resume = False,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
     """Measure the curvature of the clean and the adversarial loss at trained weights: Hessian, sharpness, PAC-Bayes."""
-    with friendly():
+    with friendly(AGAIN):
         sampling = Sampling(on=on, images=images, attack=attack, precision=precision, batch_size=batch_size, seed=seed)
         settings = Settings(
             trace=trace,
@@ -99,7 +103,9 @@ def run(
         prefix = named(out) or beside(sources, "curvature")
         check_out(*_files(prefix))
         scale = None if beta is None else number(beta)
-        records = _gathered(sources, which, sampling, settings, beta=scale, data_folder=data_dir, device=device)
+        records = _gathered(
+            sources, which, sampling, settings, beta=scale, data_folder=data_dir, device=device, resume=resume
+        )
         _tell(records)
         for file in _draw(records, prefix):
             say(f"drew {file}")
@@ -114,8 +120,9 @@ def _gathered(
     beta: float | None,
     data_folder: Path | None,
     device: str,
+    resume: bool,
 ) -> list[CurvatureRecord]:
-    """One record per checkpoint meant; whether they can be compared is looked at before the first is measured."""
+    """One record per checkpoint meant; whether they can be compared and resumed is looked at before any is measured."""
     names = words(which)
     where = pick_device(device)
     found: list[CurvatureRecord | Path] = []
@@ -123,7 +130,7 @@ def _gathered(
         found += [_read(source)] if source.suffix == ".json" else checkpoints(source, names)
     check_alike(
         [
-            planned_curvature(item, sampling, settings, beta=beta, data_folder=data_folder)
+            planned_curvature(item, sampling, settings, beta=beta, data_folder=data_folder, device=where, resume=resume)
             if isinstance(item, Path)
             else item
             for item in found
@@ -136,7 +143,14 @@ def _gathered(
                 records.append(item)
                 continue
             record, file = measure_curvature(
-                item, sampling, settings, beta=beta, data_folder=data_folder, device=where, progress=progress
+                item,
+                sampling,
+                settings,
+                beta=beta,
+                data_folder=data_folder,
+                device=where,
+                resume=resume,
+                progress=progress,
             )
             progress.say(f"wrote {file}")
             records.append(record)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -17,17 +18,20 @@ from flatrock.core.options import choose, count, weight
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import Seed
 from flatrock.diagnostics.estimate import real, whole
-from flatrock.diagnostics.exact import exact_curvature
-from flatrock.diagnostics.hessian import Hessian, Operator, by_layer, still
-from flatrock.diagnostics.moments import Moments, moments, products, with_trace_of
+from flatrock.diagnostics.exact import exact_curvature, exact_parts
+from flatrock.diagnostics.hessian import Hessian, by_layer, still
+from flatrock.diagnostics.kept import Kept
+from flatrock.diagnostics.moments import WHOLE, Moments, layer_part, network_moments, products
 from flatrock.diagnostics.pac_bayes import PacBayes, check_scales, pac_bayes
 from flatrock.diagnostics.sharpness import AwpRise, LossSurface, SamRise, awp_rise, sam_rise, squared_norm
-from flatrock.diagnostics.spectrum import Spectrum, check_spectrum, spectrum
+from flatrock.diagnostics.spectrum import Spectrum, check_spectrum, lanczos_part, spectrum
 from flatrock.flatness.tensors import chosen
 
 METHODS = ("auto", "exact", "hutch++", "hutchinson")
 # `auto` is exact up to this many parameters, and nobody should wait for more than the second number.
 EXACT, TOO_MANY = 12_000, 100_000
+# Names under which parts are kept.
+AWP, SAM = "awp", "sam"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +145,13 @@ def curvature(
     seed: Seed | None = None,
     task: str = "curvature",
     progress: Progress | None = None,
+    kept: Kept | None = None,
 ) -> Curvature:
     """Curvature of the mean cross-entropy of (x, y) at the model's weights, which are given back bit by bit.
 
     x are constants: adversarial inputs are attacked once, at these weights, and held fixed. `attack` makes new ones for
     moved weights (AWP's sharpness only). `beta` is PAC-Bayes' temperature, usually the number of training samples.
+    Finished parts are `kept`, under names that say nothing of model, samples and settings: those must be the same.
     """
     check_scales(beta=beta)
     check_samples(x, y)
@@ -154,25 +160,8 @@ def curvature(
     check_model(model, x)
     count("curvature", "batch_size", batch_size, least=1)
     return _Measurement(
-        model, x, y, settings or Settings(), batch_size, seed or Seed(0), task, progress or Silent()
+        model, x, y, settings or Settings(), batch_size, seed or Seed(0), task, progress or Silent(), kept or Kept()
     ).take(beta, attack)
-
-
-def network_moments(
-    hessian: Callable[[Mapping[str, Tensor]], Operator],
-    layers: Mapping[str, Mapping[str, Tensor]],
-    parameters: Mapping[str, Tensor],
-    draws: Mapping[str, int],
-    seed: Seed,
-) -> tuple[Moments, dict[str, Moments]]:
-    """Estimated moments of the Hessian w.r.t. all parameters and of the diagonal block of every layer.
-
-    `hessian` makes the Hessian w.r.t. some parameters, `draws` are options of `moments`. The trace of the whole is the
-    sum over the layers, if there are any.
-    """
-    whole = moments(hessian(parameters), **draws, seed=seed.child("whole"))
-    found = {name: moments(hessian(members), **draws, seed=seed.child(name)) for name, members in layers.items()}
-    return with_trace_of(whole, list(found.values())) if found else whole, found
 
 
 class _Measurement:
@@ -188,9 +177,11 @@ class _Measurement:
         seed: Seed,
         task: str,
         progress: Progress,
+        kept: Kept,
     ) -> None:
         self.model, self.x, self.y, self.settings = model, x, y, settings
         self.batch_size, self.seed, self.task, self.progress = batch_size, seed, task, progress
+        self.kept = kept
         self.parameters = chosen(model, "all")
         self.size = sum(p.numel() for p in self.parameters.values())
         self.method = settings.method(self.size)
@@ -198,19 +189,26 @@ class _Measurement:
 
     def take(self, beta: float, attack: Callable[[nn.Module], Tensor] | None) -> Curvature:
         begun = time.perf_counter()
-        settings = self.settings
-        self.progress.begin(self.task, self._products() * len(self.x))
+        settings, keep, parts = self.settings, self.kept, self._parts()
+        total, done = sum(parts.values()), sum(n for name, n in parts.items() if name in keep)
+        self.progress.begin(self.task, total * len(self.x), done * len(self.x))
         with still(self.model, self.x, self.y):
             surface = LossSurface(self.model, self.x, self.y, batch_size=self.batch_size)
             loss = surface.value()
             hessian = self._hessian(self.parameters)
             ends = spectrum(
-                hessian, runs=settings.runs, steps=settings.steps, top=settings.top, seed=self.seed.child("spectrum")
+                hessian,
+                runs=settings.runs,
+                steps=settings.steps,
+                top=settings.top,
+                seed=self.seed.child("spectrum"),
+                kept=keep,
             )
             self.note = f"largest eigenvalue {ends.largest[0][0]:.4g}"
             whole, layers, diagonal = self._moments(hessian)
-            awp = awp_rise(surface, gamma=settings.gamma, steps=settings.awp_steps, attack=attack)
-            sam = sam_rise(surface, hessian, rho=settings.rho)
+            climbed = partial(awp_rise, surface, gamma=settings.gamma, steps=settings.awp_steps, attack=attack)
+            awp = keep(AWP, climbed, write=asdict, read=AwpRise.from_dict)
+            sam = keep(SAM, partial(sam_rise, surface, hessian, rho=settings.rho), write=asdict, read=SamRise.from_dict)
         self.progress.end()
         bound = pac_bayes(
             risk=loss,
@@ -220,8 +218,8 @@ class _Measurement:
             beta=beta,
             diagonal=diagonal,
         )
-        spent = time.perf_counter() - begun
-        found = Curvature(loss, self.method, whole, layers, ends, awp, sam, bound, self._products(), spent)
+        spent = time.perf_counter() - begun + keep.seconds
+        found = Curvature(loss, self.method, whole, layers, ends, awp, sam, bound, total, spent)
         _check_finite(found.to_dict())
         return found
 
@@ -235,23 +233,27 @@ class _Measurement:
         """Of the whole network and of its layers, and the diagonal if it is known."""
         if self.method == "exact":
             loss = F.cross_entropy(self.model(self.x), self.y)
-            found = exact_curvature(loss, self.parameters, seen=lambda rows: self._seen(rows * len(self.x)))
+            found = exact_curvature(
+                loss, self.parameters, seen=lambda rows: self._seen(rows * len(self.x)), kept=self.kept
+            )
             return found.whole, found.layers if self.settings.layers else {}, found.diagonal
         whole, layers = network_moments(
-            self._hessian, self._layers(), self.parameters, self.settings.draws, self.seed.child("moments")
+            self._hessian, self._layers(), self.parameters, self.settings.draws, self.seed.child("moments"), self.kept
         )
         return whole, layers, None
 
     def _layers(self) -> dict[str, dict[str, Tensor]]:
         return by_layer(self.parameters) if self.settings.layers else {}
 
-    def _products(self) -> int:
-        """How many products with the Hessian, or with that of a layer, all this takes."""
-        fixed = self.settings.runs * min(self.settings.steps, self.size) + 1
+    def _parts(self) -> dict[str, int]:
+        """How many products with the Hessian, or with that of a layer, each part takes that is kept."""
+        runs = {lanczos_part(i): min(self.settings.steps, self.size) for i in range(self.settings.runs)}
         if self.method == "exact":
-            return fixed + self.size
-        sizes = [sum(p.numel() for p in members.values()) for members in self._layers().values()]
-        return fixed + sum(products(size, **self.settings.draws) for size in (self.size, *sizes))
+            return {**runs, **exact_parts(self.parameters), SAM: 1}
+        sizes = {layer_part(name): sum(p.numel() for p in part.values()) for name, part in self._layers().items()}
+        draws = self.settings.draws
+        found = {name: products(size, **draws) for name, size in {WHOLE: self.size, **sizes}.items()}
+        return {**runs, **found, SAM: 1}
 
 
 def _check_finite(value: Any, name: str = "") -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,11 @@ from flatrock.core.rng import Seed
 from flatrock.diagnostics.estimate import Estimate, dots, mean_of, standard_error
 from flatrock.diagnostics.estimate import whole as whole_number
 from flatrock.diagnostics.hessian import Operator
+from flatrock.diagnostics.kept import Kept
 from flatrock.flatness.full_trace import rademacher
+
+# The name under which the moments of the whole network are kept.
+WHOLE = "whole"
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,37 @@ def with_trace_of(whole: Moments, blocks: Sequence[Moments]) -> Moments:
     tilt = math.hypot(whole.square.error / whole.count, 2 * trace.value * trace.error / whole.count**2)
     error = tilt / (2 * spread) if spread > 0 else 0.0
     return Moments(whole.count, trace, whole.square, Estimate(spread, error, whole.square.draws or draws))
+
+
+def layer_part(name: str) -> str:
+    """The name under which a layer is kept."""
+    return f"layer/{name}"
+
+
+def network_moments(
+    hessian: Callable[[Mapping[str, Tensor]], Operator],
+    layers: Mapping[str, Mapping[str, Tensor]],
+    parameters: Mapping[str, Tensor],
+    draws: Mapping[str, int],
+    seed: Seed,
+    kept: Kept | None = None,
+) -> tuple[Moments, dict[str, Moments]]:
+    """Estimated moments of the Hessian w.r.t. all parameters and of the diagonal block of every layer.
+
+    `hessian` makes the Hessian w.r.t. some parameters, `draws` are options of `moments`. The trace of the whole is the
+    sum over the layers, if there are any. The whole and each layer are parts that are `kept`.
+    """
+    keep = kept or Kept()
+
+    def measured(members: Mapping[str, Tensor], name: str) -> Moments:
+        return moments(hessian(members), **draws, seed=seed.child(name))
+
+    def part(name: str, make: Callable[[], Moments]) -> Moments:
+        return keep(name, make, write=asdict, read=Moments.from_dict)
+
+    whole = part(WHOLE, partial(measured, parameters, "whole"))
+    found = {name: part(layer_part(name), partial(measured, members, name)) for name, members in layers.items()}
+    return with_trace_of(whole, list(found.values())) if found else whole, found
 
 
 def _signs(operator: Operator, columns: int, seed: Seed) -> Tensor:

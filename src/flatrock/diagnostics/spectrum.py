@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from flatrock.core.options import count
 from flatrock.core.rng import Seed
 from flatrock.diagnostics.estimate import real, whole
 from flatrock.diagnostics.hessian import Operator
+from flatrock.diagnostics.kept import Kept
 from flatrock.flatness.full_trace import rademacher
 
 
@@ -30,6 +32,15 @@ class Ritz:
     values: Tensor
     weights: Tensor
     errors: Tensor
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain values."""
+        return {"values": self.values.tolist(), "weights": self.weights.tolist(), "errors": self.errors.tolist()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Ritz:
+        """Inverse of to_dict."""
+        return cls(*(torch.tensor(values[name], dtype=torch.float64) for name in ("values", "weights", "errors")))
 
 
 def lanczos(operator: Operator, start: Tensor, *, steps: int) -> Ritz:
@@ -122,14 +133,25 @@ def check_spectrum(*, runs: int, steps: int, top: int) -> None:
         )
 
 
-def spectrum(operator: Operator, *, runs: int, steps: int, top: int, seed: Seed) -> Spectrum:
+def lanczos_part(run: int) -> str:
+    """The name under which a run is kept."""
+    return f"lanczos/{run}"
+
+
+def spectrum(operator: Operator, *, runs: int, steps: int, top: int, seed: Seed, kept: Kept | None = None) -> Spectrum:
     """Stochastic Lanczos quadrature: `runs` of `steps` products each from random signs, averaged.
 
     The extreme eigenvalues are those of the first run, which would not find the copies of a multiple eigenvalue.
+    Each run is a part that is `kept`.
     """
     check_spectrum(runs=runs, steps=steps, top=top)
     like = torch.empty(operator.shape[0], dtype=operator.dtype, device=operator.device)
-    found = [lanczos(operator, rademacher(like, seed.child(i)), steps=steps) for i in range(runs)]
+    keep = kept or Kept()
+
+    def run(i: int) -> Ritz:
+        return lanczos(operator, rademacher(like, seed.child(i)), steps=steps)
+
+    found = [keep(lanczos_part(i), partial(run, i), write=Ritz.to_dict, read=Ritz.from_dict) for i in range(runs)]
     ends = list(zip(found[0].values.tolist(), found[0].errors.tolist(), strict=True))
     return Spectrum(
         largest=tuple(ends[::-1][:top]),

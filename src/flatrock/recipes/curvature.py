@@ -1,4 +1,4 @@
-"""Run -> curvature: measure that of a checkpoint and store it beside the checkpoint."""
+"""Run -> curvature: measure that of a checkpoint, resumably, and store it beside the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, sha256, write_atomic
 from flatrock.core.options import choose, count
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.provenance import birth_certificate
+from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.rng import Seed
+from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 from flatrock.data.dataset import Dataset
@@ -26,6 +27,8 @@ from flatrock.data.split import fair_subset
 from flatrock.diagnostics.curvature import Curvature, Settings, curvature
 from flatrock.diagnostics.curvature_record import ADVERSARIAL, CLEAN, CurvatureRecord
 from flatrock.diagnostics.hessian import check_installed
+from flatrock.diagnostics.kept import Kept
+from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import fitting
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
@@ -69,6 +72,7 @@ class _Subject:
     threat: Threat
     label: str
     crafted: Crafted
+    digests: dict[str, str]
 
 
 class Crafted:
@@ -101,16 +105,25 @@ def measure_curvature(
     beta: float | None = None,
     data_folder: Path | None = None,
     device: torch.device | str = "cpu",
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> tuple[CurvatureRecord, Path]:
     """The curvature of a checkpoint's clean and adversarial cross-entropy, and the file it is stored in.
 
-    `beta` of PAC-Bayes is the number of training samples, unless told otherwise.
+    `beta` of PAC-Bayes is the number of training samples, unless told otherwise. Every finished part is on disk; with
+    `resume` a measurement goes on from there, and a finished one is read.
     """
     check_installed()
     subject = _subject(checkpoint, sampling, data_folder, torch.device(device))
     plan = _plan(subject, sampling, settings, beta, data_folder)
-    crafted = subject.crafted
+    target = _target(plan, subject, sampling)
+    part, identity = target.with_suffix(".part"), _identity(plan, sampling, device)
+    if resume and (known := _finished(target, plan)):
+        part.unlink(missing_ok=True)  # of a repetition that was stopped
+        return known, target
+    if resume:
+        _check_begun(part, subject, identity)
+    ledger, crafted = Ledger(part, identity, resume=resume), subject.crafted
 
     def measured(loss: str, x: Tensor) -> Curvature:
         return curvature(
@@ -124,11 +137,15 @@ def measure_curvature(
             seed=Seed(sampling.seed).child("curvature", "probes"),
             task=f"{plan.provenance['run']}/{subject.path.stem}, {loss} loss",
             progress=progress or Silent(),
+            # An attack that does not repeat itself bit by bit (on a GPU) makes other inputs: nothing is known of them.
+            kept=Kept(ledger, f"{loss} {_fingerprint(x)[:16]} "),
         )
 
     losses = {CLEAN: measured(CLEAN, crafted.x), ADVERSARIAL: measured(ADVERSARIAL, crafted(subject.model))}
     record = replace(plan, losses=losses, provenance=_certificate(subject, plan, losses))
-    return record, _stored(record, subject, sampling)
+    write_atomic(target, record.to_json().encode())
+    ledger.close()
+    return record, target
 
 
 def planned_curvature(
@@ -138,11 +155,19 @@ def planned_curvature(
     *,
     beta: float | None = None,
     data_folder: Path | None = None,
+    device: torch.device | str = "cpu",
+    resume: bool = False,
 ) -> CurvatureRecord:
-    """The record `measure_curvature` will make, still without losses: what is comparable can be known before."""
-    return _plan(
-        _subject(checkpoint, sampling, data_folder, torch.device("cpu")), sampling, settings, beta, data_folder
-    )
+    """The record `measure_curvature` will make, still without losses: what is comparable can be known before.
+
+    So can what will not be resumed because it was begun otherwise (StateError).
+    """
+    subject = _subject(checkpoint, sampling, data_folder, torch.device("cpu"))
+    plan = _plan(subject, sampling, settings, beta, data_folder)
+    target = _target(plan, subject, sampling)
+    if resume and _finished(target, plan) is None:
+        _check_begun(target.with_suffix(".part"), subject, _identity(plan, sampling, device))
+    return plan
 
 
 def _plan(
@@ -165,8 +190,41 @@ def _plan(
             "data": f"{subject.data.name} {part}, {len(subject.data)} of {subject.whole} samples",
             "precision": sampling.precision,
             "seed": sampling.seed,
+            **subject.digests,
         },
     )
+
+
+def _fingerprint(*tensors: Tensor) -> str:
+    return digest({str(i): t.cpu().contiguous() for i, t in enumerate(tensors)}, "")
+
+
+def _asked(plan: CurvatureRecord) -> dict[str, Any]:
+    """What two measurements of the same have in common: settings, threat, attack, seed, precision, weights, samples."""
+    told = {name: plan.provenance.get(name) for name in ("weights_digest", "data_digest")}
+    return {**plan.compared, **told}
+
+
+def _identity(plan: CurvatureRecord, sampling: Sampling, device: torch.device | str) -> dict[str, Any]:
+    """What must be the same for a measurement to go on: what is asked, and what changes the rounding."""
+    how = {"flatrock": VERSION, "batch_size": sampling.batch_size or BATCH, "device": torch.device(device).type}
+    return {**_asked(plan), **how}
+
+
+def _finished(target: Path, plan: CurvatureRecord) -> CurvatureRecord | None:
+    """The record that answers this question, wherever it was measured; None if there is none."""
+    if not target.is_file():
+        return None
+    known = CurvatureRecord.from_json(target.read_bytes(), str(target))
+    same = known.provenance.get("flatrock") == VERSION and json_text(_asked(known)) == json_text(_asked(plan))
+    return known if same else None
+
+
+def _check_begun(part: Path, subject: _Subject, identity: Mapping[str, Any]) -> None:
+    """StateError with what is different if this was begun with other weights or data, or only others were begun."""
+    begun = [part] if part.exists() else sorted(part.parent.glob(f"curvature-{subject.path.stem}-*.part"))
+    for file in begun:
+        Ledger(file, identity, resume=True)  # refuses one of another identity
 
 
 def _subject(checkpoint: Path, sampling: Sampling, folder: Path | None, device: torch.device) -> _Subject:
@@ -182,12 +240,15 @@ def _subject(checkpoint: Path, sampling: Sampling, folder: Path | None, device: 
             f"measure curvature on at least {whole.num_classes}"
         )
     data, threat, dtype = fair_subset(whole, sampling.images), build_threat(recipe), PRECISIONS[sampling.precision]
-    x = data.images(torch.arange(len(data))).to(device=device, dtype=dtype)
+    x = data.images(torch.arange(len(data)))
+    digests = {"weights_digest": weights_digest(model), "data_digest": _fingerprint(x, data.y, data.ids)}
+    x = x.to(device=device, dtype=dtype)
     seed = Seed(sampling.seed).child("curvature", "attack")
     size = sampling.batch_size or BATCH
     crafted = Crafted(attack, x, data.y.to(device), data.ids.to(device), threat, seed, size)
     model = model.to(device=device, dtype=dtype)
-    return _Subject(path, model, recipe, facts(path, recipe, meta), data, len(whole), threat, label, crafted)
+    about = facts(path, recipe, meta)
+    return _Subject(path, model, recipe, about, data, len(whole), threat, label, crafted, digests)
 
 
 def _certificate(subject: _Subject, plan: CurvatureRecord, losses: Mapping[str, Curvature]) -> dict[str, Any]:
@@ -199,11 +260,9 @@ def _certificate(subject: _Subject, plan: CurvatureRecord, losses: Mapping[str, 
     )
 
 
-def _stored(record: CurvatureRecord, subject: _Subject, sampling: Sampling) -> Path:
+def _target(plan: CurvatureRecord, subject: _Subject, sampling: Sampling) -> Path:
     """Beside the checkpoint, under a name that says what it is of; its end stands for everything else that was set."""
     attack = re.sub(r"[^\w.=-]+", "_", subject.label)[:60]
     told = f"{subject.path.stem}-{attack}-{sampling.on}{len(subject.data)}-seed{sampling.seed}"
-    rest = sha256(json_text([record.settings, record.attack, sampling.precision]))[:8]
-    target = subject.path.with_name(f"curvature-{told}-{rest}.json")
-    write_atomic(target, record.to_json().encode())
-    return target
+    rest = sha256(json_text([plan.settings, plan.attack, sampling.precision]))[:8]
+    return subject.path.with_name(f"curvature-{told}-{rest}.json")
