@@ -36,6 +36,8 @@ def page_of(folder: Path, *runs: Path) -> str:
     done = flatrock("report", file, "--papers", PAPERS, "--out", page)
     assert done.exit_code == 0, done.output
     assert f"wrote {page}: {len(runs)} runs" in done.output
+    assert f"drew {page.with_suffix('.png')}" in done.output
+    assert "](page.png)\n" in page.read_text()
     return page.read_text()
 
 

@@ -14,6 +14,7 @@ from flatrock.core.files import write_atomic
 from flatrock.core.rows import read_rows
 from flatrock.reports.papers import read_papers
 from flatrock.reports.results import results_page
+from flatrock.reports.results_figure import draw_results
 
 Files = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="files of `flatrock results`; others are left out")
@@ -27,7 +28,8 @@ Figures = Annotated[
 def run(results: Files, out: Out, papers: Figures = None) -> None:
     """Write the page of results: one table per protocol beside the papers' figures, and what became of their claims."""
     with friendly():
-        check_out(out)
+        picture = out.with_suffix(".png")
+        check_out(out, picture)
         known = read_papers(papers or results[0].parent / "papers.yaml")
         found = recognised(results, read_rows, "flatrock results")
         rows, used = [row for _, part in found for row in part], [file.name for file, _ in found]
@@ -35,5 +37,8 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             raise ConfigError(f"{twice[0][0]} with seed {twice[0][1]} is in the files twice; leave one out")
-        write_atomic(out, results_page(rows, known, used).encode())
+        drawn = draw_results(rows, known, picture)
+        write_atomic(out, results_page(rows, known, used, drawn.name if drawn else "").encode())
         say(f"wrote {out}: {len(rows)} runs")
+        if drawn:
+            say(f"drew {drawn}")

@@ -30,13 +30,15 @@ flatrock report results/*.json --out docs/results.md
 ```"""
 
 
-def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str]) -> str:
-    """The whole page; `files` are the names of the results files the rows come from."""
+def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str], figure: str = "") -> str:
+    """The whole page; `files` are the names of the results files the rows come from, `figure` that of their picture."""
     parts = [OPENING]
     if not rows:
         parts.append("There are no results yet: no run has been collected with `flatrock results`.")
     else:
         parts.append(f"Results in {', '.join(f'`{name}`' for name in sorted(files))}.")
+    if figure:
+        parts.append(f"![clean and AutoAttack accuracy of every run, and the papers']({figure})")
     for key, protocol in papers.protocols.items():
         parts += _section(protocol, [row for row in rows if row.protocol == key], papers)
     others = [row for row in rows if row.protocol not in papers.protocols]
