@@ -112,9 +112,13 @@ def test_what_differs_is_refused_or_left_out(runs: list[Path]) -> None:
     assert "* = the checkpoint was chosen by looking at the test set" in done.output
     assert unlike([judged(str(run))[0] for run in runs]) == ["pgd-20"]
     changed(runs[1], threat={"eps": 4 / 255})
-    assert "(linf eps 0.03137) and" in flatrock(*runs).output
+    assert "cannot be compared: linf eps 0.0313725 and linf eps 0.0156863" in " ".join(flatrock(*runs).output.split())
+    changed(runs[1], threat={"eps": 8 / 255 + 1e-6})
+    assert "cannot be compared: linf eps" in " ".join(flatrock(*runs).output.split())
     changed(runs[1], threat={"eps": 8 / 255}, provenance={"data": "svhn test, 1000 of 1000 samples"})
-    assert "(svhn test, 1000 of 1000 samples) cannot be compared" in " ".join(flatrock(*runs).output.split())
+    assert "cifar10 test, 1000 of 1000 samples, and svhn test, 1000 of 1000 samples" in " ".join(
+        flatrock(*runs).output.split()
+    )
 
 
 def test_other_samples_of_one_test_set_are_refused(runs: list[Path]) -> None:
@@ -122,7 +126,43 @@ def test_other_samples_of_one_test_set_are_refused(runs: list[Path]) -> None:
         changed(run, ids=list(range(first, N + first)))
     done = flatrock(*runs)
     assert done.exit_code == 2
-    assert "are of other samples" in done.output
+    assert "other samples of one test set" in done.output
+    changed(runs[0], ids=None)
+    assert "other samples of one test set" in flatrock(*runs).output
+    changed(runs[1], ids=list(range(N)))
+    assert flatrock(*runs).exit_code == 0, "no places: all, in order"
+
+
+def test_samples_are_known_by_their_contents_or_their_name(runs: list[Path]) -> None:
+    for run, digest in zip(runs, ("aa", "bb"), strict=True):
+        changed(run, provenance={"samples_digest": digest})
+    assert "their contents differ" in flatrock(*runs).output
+    changed(runs[1], provenance={"samples_digest": "aa"})
+    assert flatrock(*runs).exit_code == 0
+    for run in runs:
+        nameless(run)
+    assert flatrock(*runs).exit_code == 0, "the contents are the same"
+    changed(runs[1], provenance={"samples_digest": None})
+    assert "whether their samples are the same is not known" in " ".join(flatrock(*runs).output.split())
+
+
+def nameless(run: Path) -> None:
+    file = run / "result-best.json"
+    content = json.loads(file.read_text())
+    del content["provenance"]["data"]
+    file.write_text(json.dumps(content))
+
+
+def test_rows_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, "cifar10_short_at", AT, overrides={"train.epochs": 3})
+    rows = tmp_path / "rows.json"
+    assert CliRunner().invoke(app, ["results", str(run), "--out", str(rows)]).exit_code == 0
+    for source in (str(rows), f"{rows}:cifar10_short_at"):
+        with pytest.raises(StateError, match=r"no row to compare: those of cifar10_short_at were changed.*run folder"):
+            judged(source)
+    (tmp_path / "best.safetensors").write_bytes(b"weights")
+    with pytest.raises(StateError, match="holds weights; name its run folder"):
+        judged(str(tmp_path / "best.safetensors"))
 
 
 def test_one_model_or_the_same_twice_is_refused(runs: list[Path]) -> None:

@@ -39,7 +39,7 @@ def run(sources: Sources) -> None:
         alike = len({frozenset(m.right) for m in models}) == 1 and not odd
         show(difference_table(rights, leave_out=[*odd, *([] if alike else [WORST])]))
         say(
-            f"{models[0].data}; {models[0].threat}; points ± standard error, paired by sample; "
+            f"{models[0].data}; {models[0].norm} eps {models[0].eps:.4g}; points ± standard error, paired by sample; "
             "! = more than two. It knows the chance of the test set, not that of a training seed"
         )
         for name in odd:

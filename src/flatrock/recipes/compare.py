@@ -20,19 +20,25 @@ from flatrock.recipes.build import build_threat
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.results import verdicts
 
+# The data of an evaluation in Python that was not told what it is of.
+NAMELESS = "samples without a name"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judged:
     """A model and the verdict on every sample: `right[name][i]`, name `clean`, an attack, a plan or `worst case`.
 
-    `options` are those of each attack where they are known; `ids` the samples' places, None for all in order.
+    `data` and the samples' places, `ids`, say what they are of; `digest`, where it is known, proves it. `options` are
+    those of each attack where they are known.
     """
 
     name: str
     right: Mapping[str, Tensor]
-    threat: str
+    norm: str
+    eps: float
     data: str
-    ids: Tensor | None = None
+    ids: Tensor
+    digest: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
 
@@ -48,14 +54,22 @@ def judged(source: str) -> list[Judged]:
         path = Path(before)
     if path.is_dir():
         return [_of_run(path)]
+    if path.suffix == ".safetensors":
+        raise StateError(f"{source} holds weights; name its run folder, or the result-*.json of its evaluation")
     rows = read_rows(path)
     if rows is None:
         return [_judged(Result.from_json(path.read_text(), source), source)]
-    whole = [row for row in rows if row.comparable]
-    chosen = [row for row in whole if wanted in ("", row.recipe)]
+    chosen = [row for row in rows if wanted in ("", row.recipe)]
     if wanted and not chosen:
-        raise StateError(f"{path}: {unknown('row', wanted, {row.recipe for row in whole})}")
-    return [_of_row(row, path) for row in chosen]
+        raise StateError(f"{path}: {unknown('row', wanted, {row.recipe for row in rows})}")
+    whole = [row for row in chosen if row.comparable]
+    if not whole:
+        names = ", ".join(sorted({row.recipe for row in chosen})) or "none"
+        raise StateError(
+            f"{path} has no row to compare: those of {names} were changed, not finished or not evaluated; "
+            "name the run folder instead"
+        )
+    return [_of_row(row, path) for row in whole]
 
 
 def _of_run(folder: Path) -> Judged:
@@ -72,9 +86,11 @@ def _judged(result: Result, name: str) -> Judged:
     return Judged(
         name=name,
         right={**verdicts(result), WORST: result.worst},
-        threat=f"{result.threat['norm']} eps {result.threat['eps']:.4g}",
-        data=str(result.provenance.get("data", f"{result.n} samples")),
-        ids=result.ids,
+        norm=result.threat["norm"],
+        eps=result.threat["eps"],
+        data=str(result.provenance.get("data", NAMELESS)),
+        ids=torch.arange(result.n) if result.ids is None else result.ids,
+        digest=result.provenance.get("samples_digest"),
         options=result.attacks,
         marks=result.marks,
     )
@@ -91,8 +107,10 @@ def _of_row(row: Row, source: Path) -> Judged:
     return Judged(
         name=f"{row.recipe} (seed {row.seed})",
         right={**score.right, WORST: torch.stack(list(score.right.values())).all(0)},
-        threat=f"{threat.norm} eps {threat.eps:.4g}",
+        norm=threat.norm,
+        eps=threat.eps,
         data=f"{recipe.data.name} test, {score.n} of {score.n} samples",
+        ids=torch.arange(score.n),
         marks=score.marks,
     )
 
@@ -100,11 +118,23 @@ def _of_row(row: Row, source: Path) -> Judged:
 def check_alike(models: Sequence[Judged]) -> None:
     """StateError unless all were asked about the same samples under the same threat."""
     for one, other in combinations(models, 2):
-        for a, b in ((one.threat, other.threat), (one.data, other.data)):
-            if a != b:
-                raise StateError(f"{one.name} ({a}) and {other.name} ({b}) cannot be compared; evaluate both alike")
-        if one.ids is not None and other.ids is not None and not torch.equal(one.ids, other.ids):
-            raise StateError(f"{one.name} and {other.name} are of other samples of one test set; evaluate both alike")
+        why = _other_question(one, other)
+        if why:
+            raise StateError(f"{one.name} and {other.name} cannot be compared: {why}; evaluate both alike")
+
+
+def _other_question(one: Judged, other: Judged) -> str:
+    """Why two models were not asked the same; nothing if they were."""
+    if (one.norm, one.eps) != (other.norm, other.eps):
+        return f"{one.norm} eps {one.eps:.6g} and {other.norm} eps {other.eps:.6g}"
+    if one.data != other.data:
+        return f"{one.data}, and {other.data}"
+    proved = one.digest is not None and one.digest == other.digest
+    if not proved and one.digest is not None and other.digest is not None:
+        return "other samples (their contents differ)"
+    if not torch.equal(one.ids, other.ids):
+        return "other samples of one test set"
+    return "" if proved or one.data != NAMELESS else "whether their samples are the same is not known"
 
 
 def unlike(models: Sequence[Judged]) -> list[str]:
