@@ -188,6 +188,21 @@ def test_the_command_collects_adds_and_replaces(tmp_path: Path) -> None:
     assert len(read_rows(out) or []) == 1
 
 
+def test_a_changed_recipe_takes_nobodys_place(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    whole = fake_run(tmp_path / "a", NAME, FOUND)
+    short, shorter = (fake_run(tmp_path / str(n), NAME, FOUND, overrides={"train.epochs": n}) for n in (3, 2))
+    assert flatrock("results", whole, short, "--out", out).exit_code == 0
+    assert flatrock("results", shorter, "--add", "--out", out).exit_code == 0
+    assert flatrock("results", short, "--add", "--out", out).exit_code == 0
+    rows = read_rows(out) or []
+    assert [row.changes for row in rows] == [
+        (),
+        ("train.epochs: 2 instead of 30",),
+        ("train.epochs: 3 instead of 30",),
+    ]
+
+
 def test_the_command_says_what_is_missing_or_changed(tmp_path: Path) -> None:
     bare = fake_run(tmp_path / "a", NAME, {})
     short = fake_run(tmp_path / "b", "cifar10_short_at", FOUND, overrides={"train.epochs": 3})

@@ -245,3 +245,17 @@ def test_faults_of_the_papers_file_are_named(tmp_path: Path, change: Any, fault:
 
 def _rows(raw: Any) -> Any:
     return raw["protocols"]["cifar10_short"]["rows"]
+
+
+def test_a_page_of_ones_own_needs_no_papers(tmp_path: Path) -> None:
+    file, page = tmp_path / "rows.json", tmp_path / "page.md"
+    runs = [fake_run(tmp_path, "digits_at", TRADES), fake_run(tmp_path, "cifar10_short_trades", TRADES)]
+    assert flatrock("results", *runs, "--out", file).exit_code == 0
+    done = flatrock("report", file, "--out", page)
+    assert done.exit_code == 0, done.output
+    assert "a page without the papers' figures (name them with --papers)" in " ".join(done.output.split())
+    assert "## Other runs" in page.read_text()
+    assert "| digits_at | 80.00 | 48.00 | 49.00 | 51.00 |" in page.read_text()
+    assert not page.with_suffix(".png").exists()
+    done = flatrock("report", file, "--papers", tmp_path / "none.yaml", "--out", page)
+    assert "name it with --papers" in " ".join(done.output.split())

@@ -12,7 +12,7 @@ from flatrock.cli.shared import check_out, recognised
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_atomic
 from flatrock.core.rows import read_rows
-from flatrock.reports.papers import read_papers
+from flatrock.reports.papers import Papers, read_papers
 from flatrock.reports.results import results_page
 from flatrock.reports.results_figure import draw_results
 
@@ -21,7 +21,8 @@ Files = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="the .md file to write")]
 Figures = Annotated[
-    Path | None, typer.Option("--papers", help="the papers' figures; default: papers.yaml beside the first file")
+    Path | None,
+    typer.Option("--papers", help="the papers' figures; default: papers.yaml beside the first file, if there"),
 ]
 
 
@@ -30,10 +31,13 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
     with friendly():
         picture = out.with_suffix(".png")
         check_out(out, picture)
-        known = read_papers(papers or results[0].parent / "papers.yaml")
         found = recognised(results, read_rows, "flatrock results")
+        beside = results[0].parent / "papers.yaml"
+        if papers is None and not beside.exists():
+            say(f"there is no {beside}: a page without the papers' figures (name them with --papers)")
+        known = read_papers(papers or beside) if papers or beside.exists() else Papers()
         rows, used = [row for _, part in found for row in part], [file.name for file, _ in found]
-        keys = [(row.recipe, row.seed) for row in rows]
+        keys = [(row.recipe, row.seed, row.changes) for row in rows]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             raise ConfigError(f"{twice[0][0]} with seed {twice[0][1]} is in the files twice; leave one out")

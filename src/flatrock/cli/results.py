@@ -17,7 +17,8 @@ from flatrock.reports.results import overview
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of evaluated runs")]
 Out = Annotated[Path, typer.Option(help="the .json file to write, such as results/cifar10_short.json")]
 Add = Annotated[
-    bool, typer.Option("--add", help="keep the rows that are there; one of the same recipe and seed is replaced")
+    bool,
+    typer.Option("--add", help="keep the rows that are there; one of the same recipe, changes and seed is replaced"),
 ]
 
 
@@ -28,7 +29,9 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
         rows = [collect_run(path) for path in runs]
         twice = {r for r in map(_key, rows) if list(map(_key, rows)).count(r) > 1}
         if twice:
-            raise ConfigError(f"two runs have the same recipe and seed: {sorted(twice)[0]}; name one of them")
+            recipe, seed, changes = sorted(twice)[0]
+            told = f", changed alike ({'; '.join(changes)})" if changes else ""
+            raise ConfigError(f"two runs have the same recipe and seed: {recipe}, {seed}{told}; name one of them")
         if add and out.exists():
             rows = _added(out, rows)
         show(overview(rows))
@@ -41,8 +44,9 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
         say(f"wrote {out}")
 
 
-def _key(row: Row) -> tuple[str, int]:
-    return row.recipe, row.seed
+def _key(row: Row) -> tuple[str, int, tuple[str, ...]]:
+    """What there can be one of: a recipe that was changed is another one."""
+    return row.recipe, row.seed, row.changes
 
 
 def _added(out: Path, rows: list[Row]) -> list[Row]:
