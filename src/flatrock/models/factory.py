@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+import importlib
 import inspect
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -83,10 +86,75 @@ def _guests(seed: int = 0) -> Iterator[None]:
         sys.path.remove(here)
 
 
+class _AsItIs(SourceFileLoader):
+    """Runs a file as it is now: compiled code that Python keeps beside it may be of a version from the same second."""
+
+    def __init__(self, name: str, file: Path) -> None:
+        super().__init__(name, str(file))
+        self.content = file.read_bytes()
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The content, compiled."""
+        return self.source_to_code(self.content, self.path)
+
+    def made(self, module: ModuleType) -> bool:
+        """Whether a module is what this file, with this content, gave before."""
+        old = getattr(module.__spec__, "loader", None)
+        return isinstance(old, _AsItIs) and (old.path, old.content) == (self.path, self.content)
+
+
+def _local(name: str) -> Path | None:
+    """The file of the current folder itself that a module's name leads to, if there is one."""
+    folder = Path.cwd()
+    file = folder / f"{name}.py"
+    package = (folder / name / "__init__.py").is_file()  # which Python prefers
+    return file if name.isidentifier() and name != "__main__" and file.is_file() and not package else None
+
+
+def _loaded(name: str, file: Path) -> ModuleType:
+    """The module of this file as the file is now; it runs again only if it changed since it ran here.
+
+    Networks made before keep the code they were made with: what changed becomes a new module in the place of the old.
+    """
+    loader, old = _AsItIs(name, file), sys.modules.get(name)
+    if old is not None and (loader.made(old) or getattr(old.__spec__, "_initializing", False)):
+        return old
+    spec = spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    before = None if old is None else old.__spec__
+    if old is not None and not isinstance(getattr(before, "loader", None), _AsItIs):
+        _check_same(old, file)
+        # Imported by the user, nobody knows when: run again in place, as importlib.reload does, which goes on working.
+        module, old.__spec__ = old, spec
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        if old is not None:
+            sys.modules[name], old.__spec__ = old, before
+        raise
+    return module
+
+
+def _check_same(module: ModuleType, file: Path) -> None:
+    """A module somebody else imported is of this file."""
+    other = getattr(module, "__file__", None)
+    if other is None or Path(other).resolve() != file.resolve():
+        raise ConfigError(
+            f"{module.__name__!r} is already imported from {other or 'Python itself'}, not from {file}: Python keeps "
+            "one module of a name; call the file something else, or start Python anew in its folder"
+        )
+
+
 def _imported(name: str) -> object:
     with _guests():
         try:
-            return importlib.import_module(name)
+            file = _local(name)
+            return importlib.import_module(name) if file is None else _loaded(name, file)
+        except ConfigError:
+            raise
         except ModuleNotFoundError as error:
             if error.name and f"{name}.".startswith(f"{error.name}."):
                 where = f"in {Path.cwd()} nor among the installed packages"
@@ -123,16 +191,10 @@ def own_network(text: str, *, seed: int, given: Mapping[str, Any], **options: An
 
 def _check_place(name: str) -> None:
     """The module is a file of the current folder; looked up, not imported."""
-    here = Path.cwd() / f"{name}.py"
-    with _guests():
-        try:
-            spec = importlib.util.find_spec(name) if name.isidentifier() else None
-        except ValueError:  # of what runs and was not imported
-            spec = None
-    if spec is None or spec.origin is None or Path(spec.origin) != here:
+    if _local(name) is None:
         raise ConfigError(
-            f"{name!r} is not a module of the current folder, {here}; a recipe may name no other: go to the folder "
-            "that holds yours, and for a network of a package write a function there"
+            f"{name!r} is not a module of the current folder, {Path.cwd() / f'{name}.py'}; a recipe may name no other: "
+            "go to the folder that holds yours, and for a network of a package write a function there"
         )
 
 
