@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,13 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatError, TrainingError
+from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import EpochRecord, Run, best_record
 from flatrock.core.rng import kept_global_rng, seed_layers
 from flatrock.engine.average import averaged
 from flatrock.engine.checkpoint import model_tensors
 from flatrock.engine.events import EventLog
+from flatrock.engine.failure import failed
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
@@ -41,7 +41,7 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
         folder.check_resumable()
     else:
         folder.claim(overwrite=overwrite)
-    with folder.locked(), writer:
+    with folder.locked(), writer, torch.enable_grad():  # whoever calls may have switched gradients off
         return _train(job, folder, resume=resume, progress=listener)
 
 
@@ -62,29 +62,16 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
         if total == job.epochs * steps and state.history[-1].collapsed:
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
         folder.writer.wait()
-    except (TrainingError, ModelError, ThreatError, ConfigError) as error:  # some show only once the network runs
-        with suppress(Exception):  # the first error counts
-            folder.writer.wait()
-        batch = _batch_of(job, error)
-        where = "" if batch is None else f" (its samples: failed_batch in {folder.info})"
-        reason = f"{error}{where}. {folder.kept()}"
-        folder.write_info(status="failed", reason=reason, failed_batch=batch)
-        raise TrainingError(reason) from error
+    except StateError:  # of the disk, not of the training: it can go on
+        raise
+    except Exception as error:  # some show only once the network runs, which may be of the user's code
+        raise failed(job, folder, error) from error
     finally:
         progress.end()
         events.close()
     status = "finished" if total == job.epochs * steps else "truncated"
     folder.write_info(status=status, reason="", epochs_done=len(state.history))
     return folder.run()
-
-
-def _batch_of(job: Job, error: Exception) -> list[int] | None:
-    """The ids of the samples of the step an error names: one of them may be what is wrong."""
-    step = getattr(error, "step", None)
-    if step is None:
-        return None
-    epoch, start = divmod(step, len(job.loader))
-    return [int(i) for i in next(job.loader.epoch(epoch, start_step=start)).ids]
 
 
 def _note_memory(job: Job, folder: RunFolder) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatrock.attacks.catalog import ATTACKS
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, ModelError, in_words
 from flatrock.core.files import json_text, sha256
 from flatrock.core.hooks import Flatness
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
-from flatrock.core.rng import Seed
+from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import THREATS, Threat
 from flatrock.core.types import Attack
 from flatrock.data.augment import Augmentation
@@ -31,6 +32,7 @@ from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.schedule import SCHEDULES, Schedule
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.flatness.catalog import FLATNESS
+from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.helper import open_helper
@@ -62,7 +64,7 @@ def build_job(
     loader = _loader(recipe, train, extra, seed, where)
     steps = recipe.train.epochs * len(loader)
     engine = build_engine(recipe, where, steps=min(steps, recipe.train.max_steps or steps))
-    model = _placed(recipe, where, engine)
+    model = _placed(recipe, where, engine, rows=min(recipe.train.batch_size, len(train)))
     check_fit(model, data)
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     helper = open_helper(objective, model, data.class_names, fast=engine.twin)
@@ -112,9 +114,10 @@ def _certificate(
     return birth_certificate(device=device, seed=recipe.seed, **about)
 
 
-def _placed(recipe: Recipe, device: torch.device, engine: Engine) -> Classifier:
+def _placed(recipe: Recipe, device: torch.device, engine: Engine, *, rows: int) -> Classifier:
     """The network on its device; in reduced precision in the memory layout tensor cores read fastest."""
     model = build_model(recipe).to(device)
+    _check_training(model, rows=rows)
     if device.type == "cuda" and engine.precision == "bfloat16":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
@@ -165,6 +168,31 @@ def check_fit(model: Classifier, data: Dataset) -> None:
         raise ConfigError(f"the model takes inputs {model.input_shape}, {data.name!r} has {data.input_shape}")
     if model.num_classes != data.num_classes:
         raise ConfigError(f"model.num_classes is {model.num_classes}, but {data.name!r} has {data.num_classes} classes")
+
+
+def _check_training(model: Classifier, *, rows: int) -> None:
+    """A network of the user's, seen in eval mode until now, gives float32 features in train mode; a copy is asked."""
+    if not isinstance(model, Adapted):
+        return
+    name, head = type(model.network).__name__, model.head
+    if head.weight.dtype != torch.float32:
+        raise ModelError(
+            f"{name} has weights of {head.weight.dtype}, but training is in torch.float32; leave out .half(), "
+            ".double() and dtype=, or return network.float()"
+        )
+    x = torch.rand(rows, *model.input_shape, generator=Seed(0).child("check").generator()).to(head.weight.device)
+    try:
+        with torch.no_grad(), kept_global_rng(x.device):
+            made: object = copy.deepcopy(model).train().features(x)
+    except Exception as error:  # it is the user's code: anything can happen
+        raise ModelError(f"{name} in train mode fails on inputs of shape {list(x.shape)}: {in_words(error)}") from error
+    wanted = [rows, head.in_features]
+    if not isinstance(made, Tensor) or list(made.shape) != wanted or made.dtype != torch.float32:
+        found = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+        raise ModelError(
+            f"{name} in train mode gives {found} where its last nn.Linear takes torch.float32 {wanted}; let it return "
+            "what that layer gives, and nothing else, in both modes: no auxiliary outputs"
+        )
 
 
 def _selection(recipe: Recipe, split: Split, data_folder: Path | None) -> Dataset:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Progress
@@ -28,6 +30,7 @@ def train_recipe(
     **overrides: Any,
 ) -> Run:
     """Load, build and train; bad input raises before anything is written."""
+    _check_torch()
     if isinstance(recipe, Recipe) and overrides:
         raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
     job = build_job(
@@ -39,3 +42,14 @@ def train_recipe(
         progress=progress,
     )
     return train(job, resume=resume, overwrite=overwrite, progress=progress)
+
+
+def _check_torch() -> None:
+    """torch is in no state that networks cannot be made and trained in."""
+    if torch.is_inference_mode_enabled():
+        raise ConfigError("training needs gradients, which torch.inference_mode() rules out; call it outside of that")
+    if torch.get_default_dtype() != torch.float32:
+        raise ConfigError(
+            f"torch's default dtype is {torch.get_default_dtype()}, but training is in torch.float32; "
+            "call torch.set_default_dtype(torch.float32) first"
+        )

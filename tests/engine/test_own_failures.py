@@ -1,0 +1,165 @@
+"""Networks of one's own that cannot be trained, or fail on the way; and states of torch that training cannot bear."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flatrock.core.errors import ConfigError, ModelError, TrainingError
+from flatrock.engine.folder import RunFolder
+from flatrock.engine.job import Job
+from flatrock.engine.loop import train
+from flatrock.recipes.train import train_recipe
+
+MakeJob = Callable[..., Job]
+Shot = Callable[[Path], dict[str, Any]]
+NETS = """
+import torch
+from torch import nn
+
+def half() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
+
+def double() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+
+class Aux(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(64, 32), nn.Linear(32, 10)
+    def forward(self, x):
+        z = self.last(torch.relu(self.inner(x.flatten(1))))
+        return (z, z) if self.training else z
+
+class Asks(Aux):
+    def forward(self, x):
+        if self.training:
+            raise KeyError("labels")
+        return self.last(self.inner(x.flatten(1)))
+
+class Drops(Aux):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.norm, self.calls = nn.Dropout(0.5), nn.BatchNorm1d(64), 0
+    def forward(self, x):
+        self.calls += 1
+        return self.last(self.inner(self.drop(self.norm(x.flatten(1)))))
+
+class Fails(Drops):
+    def forward(self, x):
+        if self.training and self.calls > 40:
+            raise IndexError("nobody\\nexpected this")
+        return super().forward(x)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trial_nets.py").write_text(NETS)
+    yield tmp_path
+    sys.modules.pop("trial_nets", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("half", r"Sequential has weights of torch.float16, but training is in torch.float32; leave out \.half\(\)"),
+        ("double", r"has weights of torch.float64, but training is in torch.float32; .*or return network\.float\(\)"),
+        ("Aux", r"Aux in train mode gives a tuple where its last nn.Linear takes torch.float32 \[\d+, 32\]; let it"),
+        ("Asks", r"Asks in train mode fails on inputs of shape \[\d+, 1, 8, 8\]: KeyError: 'labels'"),
+    ],
+)
+def test_networks_that_cannot_be_trained(own: Path, name: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        train_recipe("digits_at", folder=own / "run", **{"model.name": f"trial_nets:{name}"})
+    assert not (own / "run").exists()
+
+
+def test_looking_changes_nothing(own: Path, plain_job: MakeJob) -> None:
+    state = torch.get_rng_state()
+    model = plain_job(own / "run", model={"name": "trial_nets:Drops"}).model
+    assert torch.equal(torch.get_rng_state(), state)
+    assert int(model.network.norm.num_batches_tracked) == 0  # type: ignore[union-attr, operator, arg-type]
+    assert model.network.calls == 2, "those in eval mode that find its last layer"  # type: ignore[union-attr]
+    assert model.training
+
+
+def test_a_network_that_fails_on_the_way(own: Path, plain_job: MakeJob) -> None:
+    job = plain_job(own / "run", model={"name": "trial_nets:Fails"})
+    with pytest.raises(TrainingError, match=r"^IndexError: nobody \(.*trial_nets.py, line 36\)\. ") as caught:
+        train(job)
+    assert isinstance(caught.value.__cause__, IndexError)
+    info = RunFolder(own / "run").read_info()
+    assert (info["status"], info["reason"]) == ("failed", str(caught.value))
+
+
+class Raises(nn.Module):
+    """A layer that does nothing, and raises in a given call."""
+
+    def __init__(self, error: BaseException, call: int) -> None:
+        super().__init__()
+        self.error, self.left = error, call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return x
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ZeroDivisionError("oh"), "failed"), (MemoryError(), "failed"), (KeyboardInterrupt(), "running")],
+)
+def test_resuming_after_it(
+    make_job: MakeJob,
+    tmp_path: Path,
+    snapshot: Shot,
+    small_shot: dict[str, Any],
+    error: BaseException,
+    status: str,
+) -> None:
+    job = make_job(tmp_path / "run", train__save_seconds=1e-9)
+    inner = job.objective
+
+    class Bad:
+        passes, inner_loss, hard_labels = inner.passes, inner.inner_loss, inner.hard_labels
+        stop = Raises(error, 5)
+
+        def loss(self, views: Any, y: torch.Tensor) -> Any:
+            self.stop(y)
+            return inner.loss(views, y)
+
+    with pytest.raises(TrainingError if status == "failed" else KeyboardInterrupt) as caught:
+        train(replace(job, objective=Bad()))
+    assert caught.value is error or caught.value.__cause__ is error
+    assert RunFolder(tmp_path / "run").read_info()["status"] == status
+    train(make_job(tmp_path / "run", train__save_seconds=1e-9), resume=True)
+    assert snapshot(tmp_path / "run") == small_shot
+
+
+def test_gradients_switched_off(make_job: MakeJob, tmp_path: Path, snapshot: Shot, small_shot: dict[str, Any]) -> None:
+    with torch.no_grad():
+        train(make_job(tmp_path / "run"))
+        assert not torch.is_grad_enabled()
+    assert snapshot(tmp_path / "run") == small_shot
+
+
+def test_states_of_torch_that_are_refused(tmp_path: Path) -> None:
+    with torch.inference_mode(), pytest.raises(ConfigError, match=r"torch.inference_mode\(\).*outside of that"):
+        train_recipe("digits_at", folder=tmp_path / "run")
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ConfigError, match=r"default dtype is torch.float64, .*set_default_dtype\(torch.float32\)"):
+            train_recipe("digits_at", folder=tmp_path / "run")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not (tmp_path / "run").exists()
