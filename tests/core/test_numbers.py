@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.numbers import number, scalar
+from flatrock.core.numbers import number, plain, scalar
 
 
 @pytest.mark.parametrize(
@@ -93,3 +95,17 @@ def test_words_of_the_command_line(text: str, value: Any) -> None:
 @pytest.mark.parametrize("text", ["8/0", "1e999"])
 def test_a_word_that_is_no_finite_number_stays_text(text: str) -> None:
     assert scalar(text) == text
+
+
+def test_numbers_of_other_kinds_become_pythons() -> None:
+    for value, wanted in (
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (Fraction(1, 4), 0.25),
+        (True, True),
+        ("1/2", "1/2"),
+    ):
+        found = plain(value)
+        assert found == wanted
+        assert type(found) is type(wanted)
+    assert plain(np.True_) is np.True_

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from numbers import Integral, Real
 from typing import Any
 
 from flatrock.core.errors import ConfigError
@@ -27,6 +28,13 @@ def number(value: Any) -> float:
     if not math.isfinite(result):
         raise ConfigError(f"expected a finite number, got {value!r}")
     return result
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy's, or of another kind, as Python's int or float, which can be stored; the rest as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def scalar(text: str) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import plain
 
 T = TypeVar("T")
 # More choices than this are not listed in full.
@@ -80,9 +81,9 @@ class Registry(Generic[T]):
         return [unknown(f"option of {self.kind} {name!r}:", o, known) for o in options if o not in known]
 
     def make(self, name: str, /, **options: Any) -> T:
-        """Build the thing called `name`; unknown names and options raise ConfigError."""
+        """Build the thing called `name`, with numpy's numbers as Python's; unknown names and options: ConfigError."""
         faults = self.faults(name, options)
         if faults:
             raise ConfigError(faults[0], tuple(faults[1:]))
         entry = self._entries[name]
-        return entry.make(**entry.fixed, **options)
+        return entry.make(**entry.fixed, **{option: plain(value) for option, value in options.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import plain
 from flatrock.core.progress import Progress
 from flatrock.core.records import Run
+from flatrock.core.threat import L2, Linf
 from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
@@ -34,7 +37,7 @@ def train_recipe(
     if isinstance(recipe, Recipe) and overrides:
         raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
     job = build_job(
-        recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides),
+        recipe if isinstance(recipe, Recipe) else load_recipe(recipe, _written(overrides)),
         folder=None if folder is None else Path(folder),
         data_folder=None if data_dir is None else Path(data_dir),
         download=download,
@@ -42,6 +45,15 @@ def train_recipe(
         progress=progress,
     )
     return train(job, resume=resume, overwrite=overwrite, progress=progress)
+
+
+def _written(value: Any) -> Any:
+    """A value as a recipe file would say it: numbers of Python's, lists, and a threat by its norm and eps."""
+    if isinstance(value, Linf | L2):
+        return {"norm": value.norm, "eps": value.eps}
+    if isinstance(value, Mapping):
+        return {key: _written(inner) for key, inner in value.items()}
+    return [_written(inner) for inner in value] if isinstance(value, list | tuple) else plain(value)
 
 
 def _check_torch() -> None:
