@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,9 @@ def test_train_and_eval(images: Path, tmp_path: Path) -> None:
     words = ("train.epochs=4", "--data-dir", images, "--run-dir", tmp_path / "r")
     trained = flatrock("train", *words)
     assert trained.exit_code == 0, trained.output
-    evaluated = CliRunner().invoke(app, ["eval", str(tmp_path / "r"), "--data-dir", str(images), "--device", "cpu"])
+    (following,) = [line for line in trained.output.splitlines() if line.startswith("next: flatrock ")]
+    said = shlex.split(following.removeprefix("next: flatrock "))
+    assert said == ["eval", str(tmp_path / "r"), "--data-dir", str(images)]
+    evaluated = CliRunner().invoke(app, [*said, "--device", "cpu"])
     assert evaluated.exit_code == 0, evaluated.output
     assert "folder test, 20 of 20 samples" in evaluated.output

@@ -48,7 +48,8 @@ def run(
         say("\n".join(_summary(done)))
         say(f"curves {learning_curves({chosen.name: done}, done.folder / 'curves.png')}")
         if done.best is not None:
-            say(f"next: flatrock eval {shlex.quote(str(done.folder))}")
+            words = [str(done.folder)] + ([] if data_dir is None else ["--data-dir", str(data_dir)])
+            say(f"next: flatrock eval {shlex.join(words)}")
 
 
 def _summary(done: Run) -> list[str]:
