@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from flatrock.attacks.catalog import attack
+from flatrock.core.errors import ConfigError
+from flatrock.core.progress import Progress
 from flatrock.core.provenance import VERSION as __version__
 from flatrock.core.records import Result, Run
 from flatrock.core.threat import L2, Linf
-from flatrock.evaluation.evaluate import evaluate
+from flatrock.evaluation.evaluate import evaluate as _evaluate
 from flatrock.models.catalog import create_model
 
 if TYPE_CHECKING:
@@ -18,15 +24,55 @@ if TYPE_CHECKING:
 __all__ = ["L2", "Linf", "Result", "Run", "__version__", "attack", "create_model", "evaluate", "load", "train"]
 
 
-def train(recipe: str | Path, **overrides: Any) -> Run:
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@contextmanager
+def _listener(progress: object) -> Iterator[Progress | None]:
+    """Who is told how far it is: the console if `progress` is True, nobody if None or False."""
+    if progress is True:
+        from flatrock.cli.console import TerminalProgress  # here: importing flatrock needs torch and numpy alone
+
+        with TerminalProgress() as bar:
+            yield bar
+    elif progress is None or progress is False:
+        yield None
+    elif isinstance(progress, type) or not all(hasattr(progress, name) for name in ("begin", "advance", "end", "say")):
+        raise ConfigError(
+            "progress must be True, for a bar on the console, or a listener, an object with the methods begin, "
+            f"advance, end and say (flatrock.core.progress.Progress), got {progress!r}"
+        )
+    else:
+        yield progress  # type: ignore[misc]
+
+
+def _listened(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same function, which also takes progress=True."""
+
+    @wraps(call)
+    def told(*args: _P.args, **options: _P.kwargs) -> _R:
+        with _listener(options.get("progress")) as listener:
+            return call(*args, **(options | {"progress": listener}))  # type: ignore[arg-type]
+
+    told.__doc__ = f"{getdoc(call)}\n\n`progress=True` shows a bar on the console; None: nobody is told.\n"
+    return told
+
+
+evaluate = _listened(_evaluate)
+
+
+def train(recipe: str | Path, *, progress: Progress | bool | None = None, **overrides: Any) -> Run:
     """Train a recipe (a library name or a YAML file) and return the run.
 
     Overrides are recipe keys: `train={"epochs": 3}`, `train__epochs=3` or `**{"train.epochs": 3}`. The keywords folder,
-    data_dir, download, device, resume, overwrite and progress steer the run itself; see `flatrock.recipes.train`.
+    data_dir, download, device, resume and overwrite steer the run itself; see `flatrock.recipes.train`.
+    `progress=True` shows a bar on the console; a listener of one's own is a `flatrock.core.progress.Progress`.
     """
     from flatrock.recipes.train import train_recipe  # here, so that importing flatrock needs torch and numpy alone
 
-    return train_recipe(recipe, **overrides)
+    with _listener(progress) as listener:
+        return train_recipe(recipe, progress=listener, **overrides)
 
 
 def load(source: str | Path | Run, *, which: str = "auto", device: str = "cpu") -> Classifier:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
     if resume and overwrite:
         raise StateError("--resume and --overwrite exclude each other; choose one")
     if resume and not folder.in_use():
-        listener.say(f"there is nothing to resume in {folder.path}; a new run begins")
+        _tell_anew(f"there is nothing to resume in {folder.path}; a new run begins", listener)
         resume = False
     if resume:
         folder.check_resumable()
@@ -43,6 +44,14 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
         folder.claim(overwrite=overwrite)
     with folder.locked(), writer, torch.enable_grad():  # whoever calls may have switched gradients off
         return _train(job, folder, resume=resume, progress=listener)
+
+
+def _tell_anew(text: str, listener: Progress) -> None:
+    """Say what was not asked for, to a caller without listener too."""
+    if type(listener) is Silent:  # one of the user's may derive from it
+        warnings.warn(text, stacklevel=5)  # of whoever calls flatrock.train
+    else:
+        listener.say(text)
 
 
 def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> Run:
