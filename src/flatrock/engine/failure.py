@@ -40,6 +40,5 @@ def _batch_of(job: Job, error: Exception) -> list[int] | None:
 def _place(error: Exception) -> str:
     """The line of the user's code an error came through last, if it did: that of the network, most likely."""
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(_OURS[0])]
-    theirs = [f for f in frames[inside[0] :] if not any(Path(f.filename).is_relative_to(p) for p in _OURS)]
+    theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in _OURS)]
     return f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
