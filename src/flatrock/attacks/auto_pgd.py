@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.apgd import Climb, apgd, damage, sphere_start
-from flatrock.attacks.losses import cross_entropy, dlr_targeted, label_loss, margin, targeted_margin
+from flatrock.attacks.losses import cross_entropy, dlr_targeted, label_loss, margin, need_classes, targeted_margin
 from flatrock.attacks.pgd import Aim
 from flatrock.core.errors import ConfigError
 from flatrock.core.options import choose, count
@@ -19,8 +19,8 @@ from flatrock.core.threat import Threat
 from flatrock.core.threat import rows as per_row
 from flatrock.core.types import SampleLoss
 
-# Losses of (logits, (y, T)) and the fewest classes they are defined for.
-TARGETED_LOSSES: dict[str, tuple[SampleLoss, int]] = {"dlr": (dlr_targeted, 4), "margin": (targeted_margin, 2)}
+# Losses of (logits, (y, T)).
+TARGETED_LOSSES: dict[str, SampleLoss] = {"dlr": dlr_targeted, "margin": targeted_margin}
 
 
 class _Worst:
@@ -78,6 +78,10 @@ class APGD:
             worst.offer(live, found.x_adv, found.damage, mine.loss(found.logits, mine.target))
         return worst.x_adv
 
+    def check(self, threat: Threat | None, classes: int | None) -> None:
+        """ConfigError if the loss is not defined for so few classes."""
+        need_classes(self.loss, classes)
+
     @property
     def mixed_labels(self) -> bool:
         """Only cross-entropy is defined on rows of class probabilities."""
@@ -128,6 +132,7 @@ class APGDTargeted:
             return x.clone()
         with torch.no_grad():
             logits = model(x)
+        self.check(threat, logits.shape[1])
         order = self._targets(logits, y)
         worst, everyone = _Worst(x), torch.arange(x.shape[0], device=x.device)
         worst.offer(everyone, x, damage(logits, y), margin(logits, y))
@@ -146,6 +151,10 @@ class APGDTargeted:
                     worst.offer(part, x_adv, harm, lead)
         return worst.x_adv
 
+    def check(self, threat: Threat | None, classes: int | None) -> None:
+        """ConfigError if the loss is not defined for so few classes."""
+        need_classes("targeted dlr" if self.loss == "dlr" else self.loss, classes)
+
     def passes(self, classes: int) -> int:
         """Forward passes of the network per batch, at most; a pass over all targets counts once for each."""
         return 1 + min(self.targets, classes - 1) * self.restarts * (self.steps + 1) * self.eot
@@ -155,13 +164,8 @@ class APGDTargeted:
 
         The true class is left out rather than the largest: the same thing for a sample that is right.
         """
-        classes, least = logits.shape[1], TARGETED_LOSSES[self.loss][1]
-        if classes < least:
-            raise ConfigError(
-                f"apgd-t loss {self.loss!r} needs at least {least} classes, the model has {classes}; use loss 'margin'"
-            )
         order = logits.scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)
-        return order[:, : min(self.targets, classes - 1)]
+        return order[:, : min(self.targets, logits.shape[1] - 1)]
 
     def _climb(
         self,
@@ -178,7 +182,7 @@ class APGDTargeted:
         copies = goals.shape[1]
         labels = y.repeat(copies)
         return apgd(
-            Aim(model, TARGETED_LOSSES[self.loss][0], torch.stack([labels, goals.T.flatten()], 1), labels),
+            Aim(model, TARGETED_LOSSES[self.loss], torch.stack([labels, goals.T.flatten()], 1), labels),
             x.repeat(copies, *[1] * (x.dim() - 1)),
             threat,
             steps=self.steps,

@@ -81,6 +81,16 @@ def check_ids(ids: Tensor, samples: int) -> Tensor:
     return ids
 
 
+def check_attack(attack: Attack, threat: Threat | None, classes: int | None) -> None:
+    """ConfigError if the attack, where it has limits, cannot work under this threat or with so few classes.
+
+    None: not known yet. An attack with limits has a method `check`, which it obeys too when it is called.
+    """
+    check: Callable[[Threat | None, int | None], None] | None = getattr(attack, "check", None)
+    if check is not None:
+        check(threat, classes)
+
+
 def check_model(model: nn.Module, x: Tensor) -> None:
     """A module whose weights are there and have the dtype of the inputs; else ModelError."""
     if not isinstance(model, nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatrock.attacks.apgd import damage
-from flatrock.attacks.losses import cross_entropy, kl, label_loss, targeted_margin
+from flatrock.attacks.losses import cross_entropy, kl, label_loss, need_classes, targeted_margin
 from flatrock.attacks.pgd import STARTS, Aim, pgd, start_point
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
@@ -105,6 +105,10 @@ class GradientAttack:
             best, loss, damage = best.clone(), loss.clone(), damage.clone()
             best[rows], loss[rows], damage[rows] = tried[better], new_loss[better], new_damage[better]
         return best
+
+    def check(self, threat: Threat | None, classes: int | None) -> None:
+        """ConfigError if the loss is not defined for so few classes."""
+        need_classes(self.loss, classes)
 
     @property
     def mixed_labels(self) -> bool:

@@ -46,14 +46,14 @@ def targeted_margin(logits: Tensor, pair: Tensor) -> Tensor:
 
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """-(z_y - max_{k != y} z_k) / (z_pi1 - z_pi3 + 1e-12): invariant to shift and positive scale."""
-    _need_classes("dlr", logits, 3)
+    need_classes("dlr", logits.shape[1])
     top = logits.topk(3, dim=1).values
     return margin(logits, y) / (top[:, 0] - top[:, 2] + 1e-12)
 
 
 def dlr_targeted(logits: Tensor, pair: Tensor) -> Tensor:
     """-(z_y - z_T) / (z_pi1 - (z_pi3 + z_pi4)/2 + 1e-12) with pair = (y, T) per row."""
-    _need_classes("dlr_targeted", logits, 4)
+    need_classes("targeted dlr", logits.shape[1])
     top = logits.topk(4, dim=1).values
     return targeted_margin(logits, pair) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
 
@@ -63,9 +63,15 @@ def kl(logits: Tensor, log_clean: Tensor) -> Tensor:
     return F.kl_div(F.log_softmax(logits, 1), log_clean, reduction="none", log_target=True).sum(1)
 
 
-def _need_classes(name: str, logits: Tensor, least: int) -> None:
-    if logits.shape[1] < least:
-        raise ConfigError(f"loss {name!r} needs at least {least} classes, the model has {logits.shape[1]}; use 'cw'")
+# The fewest classes a loss is defined for, where two are too few, and what to climb instead.
+_LEAST_CLASSES = {"dlr": (3, "'cw'"), "targeted dlr": (4, "loss 'margin'")}
+
+
+def need_classes(loss: str, classes: int | None) -> None:
+    """ConfigError if the loss of this name is not defined for so few classes; None: not known yet."""
+    least, instead = _LEAST_CLASSES.get(loss, (2, ""))
+    if classes is not None and classes < least:
+        raise ConfigError(f"loss {loss!r} needs at least {least} classes, the model has {classes}; use {instead}")
 
 
 # The losses a PGD row may climb by name; each takes true labels as target.

@@ -212,10 +212,7 @@ class RayS:
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
     ) -> Tensor:
         """The nearest point found that changes the label, where it lies in the ball; else x."""
-        if threat.norm != Linf.norm:
-            raise ConfigError(
-                f"attack 'rays' measures linf distances, got {threat.norm}; use 'square', also gradient-free"
-            )
+        self.check(threat, None)
         if y.is_floating_point():
             raise ConfigError("attack 'rays' is not defined on mixed labels; use 'pgd' or 'kl-pgd'")
         with torch.no_grad():
@@ -229,6 +226,13 @@ class RayS:
             )
             near = torch.isfinite(radius) & (threat.size(points - x) <= threat.eps)
             return torch.where(rows(near, x), points, x)
+
+    def check(self, threat: Threat | None, classes: int | None) -> None:
+        """ConfigError in another norm than linf."""
+        if threat is not None and threat.norm != Linf.norm:
+            raise ConfigError(
+                f"attack 'rays' measures linf distances, got {threat.norm}; use 'square', also gradient-free"
+            )
 
     def passes(self, classes: int) -> int:
         """Forward passes of the network per batch, at most."""

@@ -159,6 +159,11 @@ class Square:
                 early_stop=early_stop,
             ).reshape(x.shape)
 
+    def check(self, threat: Threat | None, classes: int | None) -> None:
+        """ConfigError in a norm without windows of its own."""
+        if threat is not None:
+            squares_for(threat)
+
     def passes(self, classes: int) -> int:
         """Forward passes of the network per batch: one for the clean inputs, then every query."""
         return 1 + self.restarts * self.queries

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from flatrock.attacks.craft import check_attack
 from flatrock.core.borrow import borrowed
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
@@ -38,6 +39,10 @@ class Transfer:
     def bounded(self) -> bool:
         """As the attack behind it."""
         return self.by.bounded
+
+    def check(self, threat: Threat | None, classes: int | None) -> None:
+        """As the attack behind it."""
+        check_attack(self.by, threat, classes)
 
     def passes(self, classes: int) -> int:
         """Forward passes per batch, at most: of the surrogate, as the model is not asked."""

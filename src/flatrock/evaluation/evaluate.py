@@ -73,7 +73,7 @@ def evaluate(
         exam = Exam(model, Counted(model), x, y, threat, where, size, key, other, _ids(ids, len(x)))
         logits, margins = exam.clean_pass()
         check_answers(exam, logits.shape[1])
-        steps = make_plan(attacks, classes=logits.shape[1], surrogate=other)
+        steps = make_plan(attacks, classes=logits.shape[1], surrogate=other, threat=threat)
         crafted, note = _crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings += doubts_before(exam, logits, note)
@@ -119,8 +119,8 @@ def _checked(
     choose("evaluate", "precision", precision, PRECISIONS)
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
-    make_plan(attacks, surrogate=surrogate)
     x = check_inputs(x, y, threat)
+    make_plan(attacks, surrogate=surrogate, threat=threat)
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to evaluate: x has no samples")
     check_model(model, x)

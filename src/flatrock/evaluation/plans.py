@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from flatrock.attacks.catalog import ATTACKS, describe, parse_attack
+from flatrock.attacks.craft import check_attack
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.transfer import Transfer
 from flatrock.core.errors import ConfigError
@@ -75,9 +76,16 @@ PLANS: dict[str, tuple[Callable[[int | None], Specs], str]] = {
 
 
 def make_plan(
-    attacks: Sequence[Spec], *, classes: int | None = None, surrogate: nn.Module | None = None
+    attacks: Sequence[Spec],
+    *,
+    classes: int | None = None,
+    surrogate: nn.Module | None = None,
+    threat: Threat | None = None,
 ) -> tuple[Step, ...]:
-    """The steps of a list of attacks and plans; every fault in the list is reported at once."""
+    """The steps of a list of attacks and plans; every fault in the list is reported at once.
+
+    Attacks that cannot work with so many classes or under this threat are faults, where these are known.
+    """
     if isinstance(attacks, str | Mapping):
         attacks = [attacks]
     if not isinstance(attacks, Sequence):
@@ -88,6 +96,8 @@ def make_plan(
     for spec in attacks:
         try:
             made = _steps(spec, classes, surrogate)
+            for step in made:
+                check_attack(step.attack, threat, classes)
         except ConfigError as error:
             faults.append(" ".join([f"{spec!r}:", str(error.args[0]).replace("\n  - ", " ")]))
             continue
