@@ -24,7 +24,7 @@ from flatrock.evaluation.checks import check_marks, check_mode
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home, placed
 from flatrock.evaluation.fast_model import Counted, half_model
-from flatrock.evaluation.journal import Journal
+from flatrock.evaluation.journal import Journal, answers
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
 from flatrock.evaluation.surrogate import check_answers, check_surrogate, lent
 from flatrock.evaluation.tally import Tally
@@ -77,7 +77,9 @@ def evaluate(
         crafted, note = _crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings += doubts_before(exam, logits, note)
-        identity = {} if journal is None else _identity(exam, steps, seed, crafted)
+        random = any(f.code == "E05" for f in findings)
+        said = None if random else answers(margins)
+        identity = {} if journal is None else _identity(exam, steps, seed, crafted, said)
         _run(exam, steps, tally, Journal(journal, identity, resume=resume), progress)
         findings += doubts_after(steps, tally, samples=len(x), classes=logits.shape[1])
         findings += doubts_deep(exam, tally) if doubt else []
@@ -98,7 +100,7 @@ def evaluate(
 def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """Where the numbers come from, with the weights of the surrogate if there is one."""
     about = birth_certificate(device=exam.device, seed=Seed(seed).key, batch_size=exam.batch_size, precision=precision)
-    about |= told
+    about |= {"samples_digest": exam.samples_digest, **told}
     if exam.surrogate is None:
         return about
     return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(exam.surrogate.inner)}}
@@ -149,13 +151,16 @@ def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
     return note, ""
 
 
-def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str) -> dict[str, Any]:
-    """What must be the same for an evaluation to go on."""
+def _identity(
+    exam: Exam, steps: Sequence[Step], seed: int, precision: str, said: Sequence[float] | None
+) -> dict[str, Any]:
+    """What must be the same for an evaluation to go on, and what the model said to the clean inputs."""
     return {
+        "answers": said,
+        "data": exam.samples_digest,
         "model": weights_digest(exam.model),
         "surrogate": None if exam.surrogate is None else weights_digest(exam.surrogate.inner),
-        "data": digest({"x": exam.x.cpu().contiguous(), "y": exam.y.cpu()}, ""),
-        **({} if exam.ids is None else {"ids": digest({"ids": exam.ids}, "")}),
+        **({} if exam.ids is None else {"ids": digest({"ids": exam.ids.contiguous()}, "")}),
         "attacks": {s.label: described(s.attack, exam.threat) for s in steps},
         "threat": [exam.threat.norm, exam.threat.eps],
         "flatrock": VERSION,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from flatrock.attacks.pgd import classified_right
 from flatrock.attacks.transfer import Transfer
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.rng import SampleGen, Seed
+from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
 from flatrock.core.threat import rows as per_row
 from flatrock.core.types import Attack
@@ -48,6 +50,11 @@ class Exam:
     surrogate: Counted | None = None  # what transfers craft on
     ids: Tensor | None = None  # whom random numbers belong to; None: the row of x
     exact: bool = True  # whether crafting is the model itself
+
+    @cached_property
+    def samples_digest(self) -> str:
+        """Of inputs and labels, in their order."""
+        return digest({"x": self.x.cpu().contiguous(), "y": self.y.cpu().contiguous()}, "")
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these rows on the device."""

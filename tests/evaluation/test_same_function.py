@@ -1,0 +1,88 @@
+"""What an evaluation is of: the function behind the weights, and the samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.errors import StateError
+from flatrock.core.records import Result
+from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.core.threat import Linf
+from flatrock.evaluation.evaluate import evaluate
+
+
+class Scaled(nn.Module):
+    """Weights do not tell its scale, nor its noise."""
+
+    def __init__(self, scale: float = 1.0, noise: float = 0.0) -> None:
+        super().__init__()
+        with kept_global_rng(seed=Seed(0).child("net")):
+            self.body = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.scale, self.noise = scale, noise
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.noise * torch.randn_like(x) if self.noise else x
+        logits: Tensor = self.body(self.scale * x)
+        return logits
+
+
+def data() -> tuple[Tensor, Tensor]:
+    x = torch.rand(40, 6, generator=Seed(1).generator())
+    return x, Scaled()(x).argmax(1)
+
+
+def asked(model: nn.Module, folder: Path, *, resume: bool) -> Result:
+    return evaluate(model, *data(), Linf(0.05), attacks=["pgd-3"], journal=folder, resume=resume)
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.9])
+def test_another_function_of_the_same_weights_is_not_resumed(tmp_path: Path, scale: float) -> None:
+    asked(Scaled(), tmp_path / "j", resume=False)
+    with pytest.raises(StateError, match=r"another evaluation \(different: answers\)"):
+        asked(Scaled(scale), tmp_path / "j", resume=True)
+
+
+def test_rounding_of_another_machine_is_resumed(tmp_path: Path) -> None:
+    asked(Scaled(), tmp_path / "j", resume=False)
+    asked(Scaled(1 + 1e-5), tmp_path / "j", resume=True)
+
+
+def test_a_network_that_answers_at_random_is_resumed(tmp_path: Path) -> None:
+    first = asked(Scaled(noise=0.3), tmp_path / "j", resume=False)
+    assert "E05" in {f.code for f in first.findings}
+    asked(Scaled(noise=0.3), tmp_path / "j", resume=True)
+
+
+def test_a_journal_whose_answers_are_damaged_is_refused(tmp_path: Path) -> None:
+    asked(Scaled(), tmp_path / "j", resume=False)
+    known = tmp_path / "j/exam.json"
+    known.write_text(json.dumps({**json.loads(known.read_text()), "answers": ["x"]}))
+    with pytest.raises(StateError, match="damaged"):
+        asked(Scaled(), tmp_path / "j", resume=True)
+
+
+def test_results_of_the_same_samples_have_the_same_digest() -> None:
+    x, y = data()
+
+    def digest(x: Tensor, y: Tensor) -> str:
+        return str(evaluate(Scaled(), x, y, Linf(0.05), attacks=["fgsm"]).provenance["samples_digest"])
+
+    known = digest(x, y)
+    assert len(known) == 64
+    assert known == digest(x.clone(), y.clone())
+    assert known != digest(x.flip(0), y.flip(0))
+    assert known != digest(x, (y + 1) % 4)
+    assert digest(x[::2], y[::2]) == digest(x[::2].clone(), y[::2].clone())
+
+
+def test_strided_samples_and_ids_can_be_journaled(tmp_path: Path) -> None:
+    x, y = data()
+    ids = torch.arange(40)
+    evaluate(Scaled(), x[::2], y[::2], Linf(0.05), attacks=["fgsm"], ids=ids[::2], journal=tmp_path / "j", resume=True)
+    assert (tmp_path / "j/exam.json").is_file()
