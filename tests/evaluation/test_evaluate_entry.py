@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Silent
 from flatrock.core.threat import L2, Linf, Threat
+from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.evaluation.evaluate import evaluate
 
 
@@ -19,6 +23,10 @@ class Watch(Silent):
 
     def begin(self, task: str, total: int, done: int = 0) -> None:
         self.begun += 1
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    return torch.rand(6, 5), torch.arange(6) % 3
 
 
 @pytest.mark.parametrize(
@@ -57,3 +65,40 @@ def test_square_is_refused_in_a_norm_it_does_not_know() -> None:
     with pytest.raises(ConfigError, match="'square' knows the norms linf and l2, got 'l1'"):
         evaluate(model, x, model(x).argmax(1), Other(0.1), attacks=["pgd-3", "square"], progress=watch)
     assert watch.begun == 0
+
+
+class Loaded(nn.Linear):
+    """A network as `flatrock.load` returns it: with marks."""
+
+    marks = (TEST_SELECTED,)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, nn.Sequential, lambda m: nn.Sequential(nn.Identity(), nn.Sequential(m))])
+def test_marks_are_seen_through_wrappers(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    x, y = samples()
+    result = evaluate(wrap(Loaded(5, 3)), x, y, Linf(0.1), attacks=["fgsm"], marks=("mine",))
+    assert result.marks == ("mine", TEST_SELECTED)
+    assert "E03" in {f.code for f in result.findings}
+
+
+def test_one_mark_may_be_told_as_text() -> None:
+    x, y = samples()
+    result = evaluate(nn.Linear(5, 3), x, y, Linf(0.1), attacks=["fgsm"], marks=TEST_SELECTED)
+    assert result.marks == (TEST_SELECTED,)
+    assert "E03" in {f.code for f in result.findings}
+
+
+@pytest.mark.parametrize("value", [Path("w.pt"), torch.zeros(2), {"a": {1, 2}}, float("nan")], ids=repr)
+def test_provenance_that_no_file_can_hold_is_refused_first(value: object) -> None:
+    x, y = samples()
+    watch = Watch()
+    with pytest.raises(ConfigError, match=r"provenance 'weights' cannot be stored as JSON .*; give text"):
+        evaluate(nn.Linear(5, 3), x, y, Linf(0.1), progress=watch, provenance={"note": "fine", "weights": value})
+    assert watch.begun == 0
+
+
+def test_provenance_of_a_surrogate_is_a_dictionary() -> None:
+    x, y = samples()
+    model, other = nn.Linear(5, 3), nn.Linear(5, 3)
+    with pytest.raises(ConfigError, match="provenance 'surrogate' must be a dictionary"):
+        evaluate(model, x, y, Linf(0.1), surrogate=other, provenance={"surrogate": "resnet"})

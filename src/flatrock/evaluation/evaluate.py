@@ -13,6 +13,7 @@ from flatrock.attacks.craft import check_ids, check_inputs, check_model
 from flatrock.core.borrow import borrowed
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
+from flatrock.core.files import json_text
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
@@ -20,7 +21,7 @@ from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.core.threat import Threat
-from flatrock.evaluation.checks import check_marks, check_mode
+from flatrock.evaluation.checks import all_marks, check_marks, check_mode
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home, placed
 from flatrock.evaluation.fast_model import Counted, half_model
@@ -51,7 +52,7 @@ def evaluate(
     resume: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
-    marks: tuple[str, ...] = (),
+    marks: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> Result:
     """Accuracy of any module that maps [0, 1] inputs to logits, clean and under attacks and plans.
@@ -65,8 +66,8 @@ def evaluate(
     crafted on a `surrogate` are tried by the attacks named transfer-..., else by transfer-pgd-20 and transfer-cw-20.
     """
     x, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
-    where = home(model) if device is None else pick_device(device)
-    marks = tuple(marks) or tuple(getattr(model, "marks", ()))
+    told, where = _storable(provenance or {}), home(model) if device is None else pick_device(device)
+    marks = all_marks(model, marks)
     findings = check_mode(model) + check_marks(marks)
     with placed(model, where), borrowed(model, where), lent(surrogate, where) as other:
         size, key = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH), Seed(seed).child("evaluate")
@@ -77,9 +78,7 @@ def evaluate(
         crafted, note = _crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings += doubts_before(exam, logits, note)
-        random = any(f.code == "E05" for f in findings)
-        said = None if random else answers(margins)
-        identity = {} if journal is None else _identity(exam, steps, seed, crafted, said)
+        identity = {} if journal is None else _identity(exam, steps, seed, crafted, answers(margins, findings))
         _run(exam, steps, tally, Journal(journal, identity, resume=resume), progress)
         findings += doubts_after(steps, tally, samples=len(x), classes=logits.shape[1])
         findings += doubts_deep(exam, tally) if doubt else []
@@ -92,7 +91,7 @@ def evaluate(
         rounded=rounded,
         findings=tuple(findings),
         marks=marks,
-        provenance=_certificate(exam, seed, crafted, provenance or {}),
+        provenance=_certificate(exam, seed, crafted, told),
         **tally.kept(),
     )
 
@@ -128,6 +127,24 @@ def _checked(
     check_model(model, x)
     check_surrogate(surrogate, model, x)
     return x, attacks
+
+
+def _storable(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What the caller says about the numbers, if a result's file can hold it; else ConfigError, before the work."""
+    for key, value in provenance.items():
+        try:
+            json_text({key: value})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"provenance {key!r} cannot be stored as JSON ({error}), got {value!r}; give text, numbers, lists or "
+                "dictionaries of them, such as str(path)"
+            ) from error
+    if not isinstance(provenance.get("surrogate", {}), Mapping):
+        raise ConfigError(
+            f"provenance 'surrogate' must be a dictionary, to which the digest of its weights is added, "
+            f"got {provenance['surrogate']!r}"
+        )
+    return dict(provenance)
 
 
 def _ids(ids: Tensor | None, samples: int) -> Tensor | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import differences, json_text, write_atomic
+from flatrock.core.records import Finding
 from flatrock.core.tensorfile import load, save
 
 # How far clean margins may differ between two processes, on average and relative to the margins: far above rounding.
@@ -107,8 +108,13 @@ class Journal:
             discard(self._folder)
 
 
-def answers(margins: Tensor) -> list[float]:
-    """What tells one function from another with the same weights: the margins of the clean inputs, to four digits."""
+def answers(margins: Tensor, findings: Sequence[Finding]) -> list[float] | None:
+    """What tells one function from another with the same weights: the margins of the clean inputs, to four digits.
+
+    None for a network that answers at random (E05), which cannot be known by its answers.
+    """
+    if any(finding.code == "E05" for finding in findings):
+        return None
     return [float(f"{m:.4g}") for m in torch.nan_to_num(margins.double()).tolist()]
 
 
