@@ -4,12 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import Lock, RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from flatrock.core.rng import kept_global_rng
+
+# Who borrows a module: one thread at a time. Not attributes of modules, which are copied and pickled.
+_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+_LOOKING_UP = Lock()
+
+
+@contextmanager
+def exclusive(*models: nn.Module | None) -> Iterator[None]:
+    """These networks for one thread alone, as often as it asks; others wait, or would give back what is borrowed.
+
+    Every module has a lock, so that wrappers of one network, and networks that share parts, exclude each other. Locks
+    are taken in one order: who needs several networks asks for all at once, and no two threads wait for each other.
+    """
+    modules = {id(m): m for model in models if model is not None for m in model.modules()}
+    with _LOOKING_UP:
+        locks = [_LOCKS.setdefault(modules[key], RLock()) for key in sorted(modules)]
+    with ExitStack() as stack:
+        for lock in locks:
+            stack.enter_context(lock)
+        yield
 
 
 @contextmanager
@@ -124,8 +146,12 @@ def full_precision(device: torch.device | str) -> Iterator[None]:
 
 @contextmanager
 def borrowed(model: nn.Module, device: torch.device | str) -> Iterator[None]:
-    """The model as attacks need it: eval mode, frozen weights; all of it, and the global RNG, given back."""
+    """The model as attacks need it: eval mode, frozen weights; all of it, and the global RNG, given back.
+
+    A second thread waits until the model is back.
+    """
     with ExitStack() as stack:
+        stack.enter_context(exclusive(model))
         stack.enter_context(kept_global_rng(device))
         stack.enter_context(mode(model, training=False))
         stack.enter_context(kept_buffers(model))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import check_ids, check_inputs, check_model
-from flatrock.core.borrow import borrowed
+from flatrock.core.borrow import borrowed, exclusive
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.files import json_text
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
-from flatrock.core.records import Result
+from flatrock.core.records import Finding, Result
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.core.threat import Threat
@@ -66,10 +67,9 @@ def evaluate(
     crafted on a `surrogate` are tried by the attacks named transfer-..., else by transfer-pgd-20 and transfer-cw-20.
     """
     x, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
-    told, where = _storable(provenance or {}), home(model) if device is None else pick_device(device)
-    marks = all_marks(model, marks)
-    findings = check_mode(model) + check_marks(marks)
-    with placed(model, where), borrowed(model, where), lent(surrogate, where) as other:
+    told, marks = _storable(provenance or {}), all_marks(model, marks)
+    with _at_work(model, surrogate, device) as (where, other, at_first):
+        findings = at_first + check_marks(marks)
         size, key = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH), Seed(seed).child("evaluate")
         exam = Exam(model, Counted(model), x, y, threat, where, size, key, other, _ids(ids, len(x)))
         logits, margins = exam.clean_pass()
@@ -94,6 +94,17 @@ def evaluate(
         provenance=_certificate(exam, seed, crafted, told),
         **tally.kept(),
     )
+
+
+@contextmanager
+def _at_work(
+    model: nn.Module, surrogate: nn.Module | None, device: torch.device | str | None
+) -> Iterator[tuple[torch.device, Counted | None, list[Finding]]]:
+    """Model and surrogate borrowed, for this thread alone: where they are, the surrogate, and doubts about the mode."""
+    with exclusive(model, surrogate):
+        where, findings = home(model) if device is None else pick_device(device), check_mode(model)
+        with placed(model, where), borrowed(model, where), lent(surrogate, where) as other:
+            yield where, other, findings
 
 
 def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any]) -> dict[str, Any]:
