@@ -139,6 +139,31 @@ def test_distances_survive_json_with_infinity() -> None:
     assert again.to_json() == text
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("predictions", [0], "1 predictions for 5 samples"),
+        ("predictions", [0] * 6, "6 predictions for 5 samples"),
+        ("rounded", [1] * 4, "4 rounded flags for 5 samples"),
+        ("rounded", [1, 1, 1, 1, 2], "rounded flags that are neither 0 nor 1"),
+        ("margins", {"clean": [0.5]}, "1 clean margins for 5 samples"),
+        ("margins", {"clean": [None] * 5}, ""),
+        ("labels", [0], "1 labels for 5 samples"),
+    ],
+)
+def test_values_that_are_not_one_per_sample_are_refused(key: str, value: Any, said: str) -> None:
+    d = json.loads(a_labelled_result().to_json())
+    with pytest.raises(StateError, match=rf"r\.json is not a flatrock result \(.*{said}.*\); evaluate again"):
+        Result.from_json(json.dumps({**d, key: value}), "r.json")
+
+
+def test_flags_are_0_or_1() -> None:
+    d = json.loads(a_labelled_result().to_json())
+    d["flags"]["clean"] = [7 * v for v in d["flags"]["clean"]]
+    with pytest.raises(StateError, match="flags of clean that are neither 0 nor 1"):
+        Result.from_json(json.dumps(d))
+
+
 # Labels and classes
 
 

@@ -209,17 +209,21 @@ class Result:
             d = json.loads(text)
             if d["schema"] != SCHEMA:
                 raise ValueError(f"schema {d['schema']!r}, expected {SCHEMA!r}")
+            n = len(d["flags"]["clean"])
             result = cls(
                 threat=d["threat"],
-                flags={k: torch.tensor(v, dtype=torch.bool) for k, v in d["flags"].items()},
-                ids=_numbers("ids", d.get("ids"), len(d["flags"]["clean"])),
-                labels=_numbers("labels", d.get("labels"), len(d["flags"]["clean"])),
-                predictions=None if d["predictions"] is None else torch.tensor(d["predictions"]),
+                flags={k: _flags(f"flags of {k}", v, n) for k, v in d["flags"].items()},
+                ids=None if d.get("ids") is None else _each("ids", d["ids"], n),
+                labels=None if d.get("labels") is None else _each("labels", d["labels"], n),
+                predictions=None if d["predictions"] is None else _each("predictions", d["predictions"], n),
                 attacks=d["attacks"],
                 plans={k: tuple(v) for k, v in d["plans"].items()},
-                margins={k: torch.tensor(v, dtype=torch.float64) for k, v in d["margins"].items()},
-                distances={k: _distances(v, len(d["flags"]["clean"])) for k, v in d["distances"].items()},
-                rounded=None if d["rounded"] is None else torch.tensor(d["rounded"], dtype=torch.bool),
+                margins={k: _each(f"{k} margins", v, n, torch.float64) for k, v in d["margins"].items()},
+                distances={  # JSON has no infinity, so null stands for it
+                    k: _each("distances", [inf if far is None else far for far in v], n, torch.float64)
+                    for k, v in d["distances"].items()
+                },
+                rounded=None if d["rounded"] is None else _flags("rounded flags", d["rounded"], n),
                 findings=tuple(Finding(**f) for f in d["findings"]),
                 costs=d["costs"],
                 marks=tuple(d["marks"]),
@@ -246,18 +250,18 @@ class Result:
 _COMPUTED = ("clean", "robust", "per_attack", "robust_rounded", "mean_distance", "unreached")
 
 
-def _numbers(what: str, values: Sequence[int] | None, n: int) -> Tensor | None:
-    """One number per sample; files older than these have none."""
-    if values is not None and len(values) != n:
-        raise ValueError(f"{len(values)} {what} for {n} samples")
-    return None if values is None else torch.tensor(values)
-
-
-def _distances(values: Sequence[float | None], n: int) -> Tensor:
-    """One distance per sample; JSON has no infinity, so null stands for it."""
+def _each(what: str, values: Sequence[Any], n: int, dtype: torch.dtype | None = None) -> Tensor:
+    """One value per sample."""
     if len(values) != n:
-        raise ValueError(f"{len(values)} distances for {n} samples")
-    return torch.tensor([inf if v is None else v for v in values], dtype=torch.float64)
+        raise ValueError(f"{len(values)} {what} for {n} samples")
+    return torch.tensor(values, dtype=dtype)
+
+
+def _flags(what: str, values: Sequence[int], n: int) -> Tensor:
+    """Yes or no per sample."""
+    if not set(values) <= {0, 1}:
+        raise ValueError(f"{what} that are neither 0 nor 1")
+    return _each(what, values, n, torch.bool)
 
 
 @dataclass(frozen=True)
