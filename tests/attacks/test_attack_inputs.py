@@ -13,7 +13,7 @@ from flatrock.attacks.catalog import ATTACKS, attack, parse_attack
 from flatrock.attacks.craft import check_inputs, check_logits
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
-from flatrock.core.errors import ConfigError, FlatrockError, ModelError, ThreatError
+from flatrock.core.errors import ConfigError, ModelError, ThreatError
 from flatrock.core.threat import L2, Linf
 from flatrock.evaluation.evaluate import evaluate
 
@@ -97,17 +97,14 @@ def test_inputs_in_the_box_are_not_copied() -> None:
     ids=["short", "short float", "column", "float", "one-hot", "soft", "scalar"],
 )
 def test_labels_of_the_wrong_shape_or_type(go: Go, y: Tensor, cure: str) -> None:
-    with pytest.raises(ThreatError, match=rf"labels must be integers of shape \(6,\), got torch\..*; {cure}$"):
+    with pytest.raises(ThreatError, match=rf"labels must be integers .* of shape \(6,\), got torch\..*; {cure}$"):
         go(nn.Linear(4, 3), X, y, Linf(0.1))
 
 
 @both_ways
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-def test_labels_of_any_integer_type_work_or_are_refused_in_words(go: Go, dtype: torch.dtype) -> None:
-    try:
-        go(nn.Linear(4, 3), X, Y.to(dtype), Linf(0.1))
-    except FlatrockError as error:
-        assert "labels" in str(error)
+def test_labels_of_any_integer_type_work(go: Go, dtype: torch.dtype) -> None:
+    go(nn.Linear(4, 3), X, Y.to(dtype), Linf(0.1))
 
 
 @both_ways

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, usable
+from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, class_indices
 from flatrock.attacks.fab import Found, fab, nothing_found
 from flatrock.attacks.pgd import classified_right
 from flatrock.core.borrow import borrowed, full_precision
@@ -153,7 +153,8 @@ def minimal(
     0 and x itself where the model is wrong already, inf and x where nothing was found. `by` is a configured `fab` or
     `fab-t` (the default). The radius of the threat limits nothing here; it only scales random restarts.
     """
-    x, y = check_inputs(x, y, threat), usable(y)
+    y = class_indices(y)
+    x = check_inputs(x, y, threat)
     check_model(model, x)
     gen = Seed(seed).child("minimal").samples(torch.arange(x.shape[0], device=x.device))
     with borrowed(model, x.device), full_precision(x.device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.auto_pgd import APGD, APGDTargeted
 from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary
-from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, craft, usable
+from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, class_indices, craft
 from flatrock.attacks.gaussian import Gaussian
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
@@ -20,7 +21,7 @@ from flatrock.attacks.rays import RayS
 from flatrock.attacks.square import Square
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
-from flatrock.core.registry import Registry
+from flatrock.core.registry import Registry, unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
@@ -55,8 +56,13 @@ def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
         return str(spec.get("label", _label(name, options))), _bounded(name, options)
     if not isinstance(spec, str):
         raise ConfigError(f"an attack is named by text such as 'pgd-20' or by a mapping with 'name', got {spec!r}")
+    return spec, _bounded(*_spelled(spec))
+
+
+def _spelled(spec: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of pgd-20:restarts=5."""
     head, *pairs = spec.split(":")
-    options = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign:
@@ -66,11 +72,12 @@ def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
         if "steps" in options:
             raise ConfigError(f"attack {spec!r} gives the number of steps twice; keep one")
         head, options["steps"] = match[1], int(match[2])
-    return spec, _bounded(head, options)
+    return head, options
 
 
 def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
     """The configured attack, if it keeps to its ball: a number measured outside it is no robustness."""
+    options = {key: _plain(value) for key, value in options.items()}
     made = ATTACKS.make(name, **options)
     if not made.bounded:
         given = f" with {_label('', options).lstrip(':')}" if options else ""
@@ -78,6 +85,13 @@ def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
         cure = "use project=last or project=every" if projects else "evaluate with pgd or another attack"
         raise ConfigError(f"attack {name!r} leaves the ball{given}, which only training may; {cure}")
     return made
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and others as Python's own, which can be stored; anything else as it is."""
+    if isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
 
 
 def _label(name: str, options: Mapping[str, Any]) -> str:
@@ -103,13 +117,24 @@ def attack(
 ) -> Tensor:
     """Adversarial inputs for a model that maps [0, 1] inputs to logits; the model is given back untouched.
 
+    `attack("pgd-20:restarts=5", ...)` says the same as `attack("pgd", ..., steps=20, restarts=5)`.
     Random numbers belong to the position of a sample in x; give the same x in one piece to reproduce them.
     """
-    chosen = _bounded(name, options)
+    if not isinstance(name, str):
+        raise ConfigError(f"an attack is named by text such as 'pgd' or 'pgd-20', got {name!r}")
+    name, spelled = _spelled(name)
+    if twice := sorted(spelled.keys() & options.keys()):
+        raise ConfigError(f"attack {name!r} is given {', '.join(twice)} twice, in its name and as option; keep one")
+    if name not in ATTACKS:
+        raise ConfigError(
+            f"{unknown('attack', name, ATTACKS.names())}; plans such as 'autoattack' are for "
+            "flatrock.evaluate(model, x, y, threat, attacks=['autoattack'])"
+        )
+    chosen, y = _bounded(name, spelled | options), class_indices(y)
     x = check_inputs(x, y, threat)
     if x.shape[0] == 0:
         return x.clone()
     check_model(model, x)
     ids = torch.arange(x.shape[0], device=x.device)
-    gen, y = Seed(seed).child("attack", name).samples(ids), usable(y)
+    gen = Seed(seed).child("attack", name).samples(ids)
     return craft(chosen, FirstChecked(model, y), x, y, threat, gen)

@@ -18,6 +18,8 @@ from flatrock.core.types import Attack
 
 # Rounding in float32 may leave ball and box by about 1e-7; anything above this is a fault.
 SLACK = 1e-6
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+HALF = (torch.float16, torch.bfloat16)
 
 
 def check_samples(x: Tensor, y: Tensor) -> None:
@@ -26,11 +28,13 @@ def check_samples(x: Tensor, y: Tensor) -> None:
         if not isinstance(value, Tensor):
             raise ThreatError(f"{name} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor")
     if x.dtype not in (torch.float32, torch.float64) or x.dim() < 2:
-        cure = "; divide by 255: x.float() / 255" if x.dtype == torch.uint8 else ""
+        cures = {torch.uint8: "; divide by 255: x.float() / 255", **dict.fromkeys(HALF, "; use x.float()")}
+        cure = cures.get(x.dtype, "")
         raise ThreatError(f"inputs must be float32 or float64 [n, ...], got {x.dtype} of shape {tuple(x.shape)}{cure}")
     if y.shape != x.shape[:1] or y.dtype != torch.int64:
         raise ThreatError(
-            f"labels must be integers of shape ({x.shape[0]},), got {y.dtype} of {tuple(y.shape)}; {_label_cure(x, y)}"
+            f"labels must be integers (torch.int64) of shape ({x.shape[0]},), got {y.dtype} of {tuple(y.shape)}; "
+            f"{_label_cure(x, y)}"
         )
     if not bool(torch.isfinite(x).all()):
         raise ThreatError("inputs contain NaN or infinity; clean the data first")
@@ -39,6 +43,11 @@ def check_samples(x: Tensor, y: Tensor) -> None:
 def usable(given: Tensor) -> Tensor:
     """What was made in inference mode can take no part in gradients; a copy can."""
     return given.clone() if given.is_inference() else given
+
+
+def class_indices(y: Tensor) -> Tensor:
+    """Labels of any integer type as those torch indexes with; what else they may be is left to `check_samples`."""
+    return usable(y.long()) if isinstance(y, Tensor) and y.dtype in INTEGERS else y
 
 
 def _label_cure(x: Tensor, y: Tensor) -> str:
@@ -110,7 +119,8 @@ def check_model(model: nn.Module, x: Tensor) -> None:
         )
     odd = {p.dtype for p in model.parameters() if p.is_floating_point()} - {x.dtype}
     if odd:
-        raise ModelError(f"the model has {odd.pop()} weights but the inputs are {x.dtype}; convert one of the two")
+        cure = "use model.float() and x.float()" if odd & {*HALF} else "use model.to(x.dtype), or convert x"
+        raise ModelError(f"the model has {odd.pop()} weights but the inputs are {x.dtype}; {cure}")
 
 
 def looks_like_probabilities(logits: Tensor) -> bool:

@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import FirstChecked, check_inputs, check_model
+from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, class_indices
 from flatrock.attacks.pgd import classified_right, safely_broken
 from flatrock.core.borrow import borrowed
 from flatrock.core.errors import ConfigError
@@ -178,6 +178,7 @@ def rays_distance(model: nn.Module, x: Tensor, y: Tensor, *, queries: int = 1000
     as in the official code.
     """
     RayS(queries=queries, tolerance=tolerance)
+    y = class_indices(y)
     x = check_inputs(x, y, Linf(1.0))
     if x.shape[0] == 0:
         return Nearest(x.new_zeros(0), x.clone(), torch.zeros_like(y))

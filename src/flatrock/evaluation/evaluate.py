@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import check_ids, check_inputs, check_model
+from flatrock.attacks.craft import check_ids, check_inputs, check_model, class_indices
 from flatrock.core.borrow import borrowed, exclusive
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
@@ -66,11 +67,12 @@ def evaluate(
     goes on from there. `fab`, `fab-t` and `rays` on their own also measure distances, for their whole budget. Inputs
     crafted on a `surrogate` are tried by the attacks named transfer-..., else by transfer-pgd-20 and transfer-cw-20.
     """
-    x, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
+    x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
     with _at_work(model, surrogate, device) as (where, other, at_first):
         findings = at_first + check_marks(marks)
-        size, key = batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH), Seed(seed).child("evaluate")
+        size = int(batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH))
+        key = Seed(seed).child("evaluate")
         exam = Exam(model, Counted(model), x, y, threat, where, size, key, other, _ids(ids, len(x)))
         logits, margins = exam.clean_pass()
         check_answers(exam, logits.shape[1])
@@ -125,19 +127,21 @@ def _checked(
     surrogate: nn.Module | None,
     batch_size: int | None,
     precision: str,
-) -> tuple[Tensor, Sequence[Spec]]:
-    """Inputs and attacks, with those that transfer; what cannot be evaluated is refused before anything is computed."""
+) -> tuple[Tensor, Tensor, Sequence[Spec]]:
+    """Inputs, labels and attacks, with those that transfer; what cannot be evaluated is refused first."""
     attacks = attacks if surrogate is None else with_transfer(attacks, like=attacks)
     choose("evaluate", "precision", precision, PRECISIONS)
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+    whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)  # numpy's integers too
+    if batch_size is not None and not (whole and batch_size >= 1):
         raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
+    y = class_indices(y)
     x = check_inputs(x, y, threat)
     make_plan(attacks, surrogate=surrogate, threat=threat)
     if x.shape[0] == 0:
         raise ThreatError("there is nothing to evaluate: x has no samples")
     check_model(model, x)
     check_surrogate(surrogate, model, x)
-    return x, attacks
+    return x, y, attacks
 
 
 def _storable(provenance: Mapping[str, Any]) -> dict[str, Any]:
