@@ -44,7 +44,7 @@ def asked(model: nn.Module, folder: Path, *, resume: bool) -> Result:
 @pytest.mark.parametrize("scale", [0.1, 0.9])
 def test_another_function_of_the_same_weights_is_not_resumed(tmp_path: Path, scale: float) -> None:
     asked(Scaled(), tmp_path / "j", resume=False)
-    with pytest.raises(StateError, match=r"another evaluation \(different: answers\)"):
+    with pytest.raises(StateError, match=r"another evaluation \(different: clean answers\)"):
         asked(Scaled(scale), tmp_path / "j", resume=True)
 
 
@@ -62,7 +62,7 @@ def test_a_network_that_answers_at_random_is_resumed(tmp_path: Path) -> None:
 def test_a_journal_whose_answers_are_damaged_is_refused(tmp_path: Path) -> None:
     asked(Scaled(), tmp_path / "j", resume=False)
     known = tmp_path / "j/exam.json"
-    known.write_text(json.dumps({**json.loads(known.read_text()), "answers": ["x"]}))
+    known.write_text(json.dumps({**json.loads(known.read_text()), "clean answers": ["x"]}))
     with pytest.raises(StateError, match="damaged"):
         asked(Scaled(), tmp_path / "j", resume=True)
 

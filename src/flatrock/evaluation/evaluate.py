@@ -27,7 +27,7 @@ from flatrock.evaluation.checks import all_marks, check_marks, check_mode
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home, placed
 from flatrock.evaluation.fast_model import Counted, half_model
-from flatrock.evaluation.journal import Journal, answers
+from flatrock.evaluation.journal import ANSWERS, Journal, answers
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
 from flatrock.evaluation.surrogate import check_answers, check_surrogate, lent
 from flatrock.evaluation.tally import Tally
@@ -188,7 +188,7 @@ def _identity(
 ) -> dict[str, Any]:
     """What must be the same for an evaluation to go on, and what the model said to the clean inputs."""
     return {
-        "answers": said,
+        ANSWERS: said,
         "data": exam.samples_digest,
         "model": weights_digest(exam.model),
         "surrogate": None if exam.surrogate is None else weights_digest(exam.surrogate.inner),

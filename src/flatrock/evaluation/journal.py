@@ -19,6 +19,7 @@ from flatrock.core.tensorfile import load, save
 
 # How far clean margins may differ between two processes, on average and relative to the margins: far above rounding.
 ALIKE = 0.01
+ANSWERS = "clean answers"  # their name in an identity
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Journal:
             stored = known.read_text()
             odd = differences(stored, identity)
             # Other weights or data answer otherwise, and say more.
-            same = len(odd) > 1 or _alike(json.loads(stored).get("answers"), identity.get("answers"))
-            odd = [key for key in odd if key != "answers" or not same]
+            same = len(odd) > 1 or _alike(json.loads(stored).get(ANSWERS), identity.get(ANSWERS))
+            odd = [key for key in odd if key != ANSWERS or not same]
         except (ValueError, TypeError) as error:
             raise StateError(f"{known} is damaged; start again without --resume") from error
         if odd:
