@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.rays import RayS
 from flatrock.attacks.square import Square
 from flatrock.core.errors import ConfigError
-from flatrock.core.numbers import scalar
+from flatrock.core.numbers import plain, scalar
 from flatrock.core.registry import Registry, unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
@@ -77,7 +76,7 @@ def _spelled(spec: str) -> tuple[str, dict[str, Any]]:
 
 def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
     """The configured attack, if it keeps to its ball: a number measured outside it is no robustness."""
-    options = {key: _plain(value) for key, value in options.items()}
+    options = {key: plain(value) for key, value in options.items()}
     made = ATTACKS.make(name, **options)
     if not made.bounded:
         given = f" with {_label('', options).lstrip(':')}" if options else ""
@@ -85,13 +84,6 @@ def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
         cure = "use project=last or project=every" if projects else "evaluate with pgd or another attack"
         raise ConfigError(f"attack {name!r} leaves the ball{given}, which only training may; {cure}")
     return made
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of numpy and others as Python's own, which can be stored; anything else as it is."""
-    if isinstance(value, bool):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
 
 
 def _label(name: str, options: Mapping[str, Any]) -> str:
