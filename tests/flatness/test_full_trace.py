@@ -16,7 +16,7 @@ from flatrock.core.hooks import Look, Moment
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.types import View, Views
 from flatrock.flatness.full_trace import (
-    check_third_derivatives,
+    check_higher_derivatives,
     exact_traces,
     hutchinson,
     rademacher,
@@ -240,7 +240,7 @@ def test_signs_are_signs_and_belong_to_the_seed() -> None:
 def test_the_estimate_can_be_differentiated(layer: nn.Module) -> None:
     with kept_global_rng(seed=Seed(0)):
         net = nn.Sequential(nn.Linear(3, 4), layer, nn.Softplus(), nn.Linear(4, 3)).double()
-    check_third_derivatives(net)
+    check_higher_derivatives(net)
     x, _, y = points()
     start = {n: p.detach().clone().requires_grad_(True) for n, p in net.named_parameters()}
     names = list(start)

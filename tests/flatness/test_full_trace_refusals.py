@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import Seed
-from flatrock.flatness.full_trace import check_piecewise_linear, check_third_derivatives, exact_traces
+from flatrock.flatness.full_trace import check_higher_derivatives, check_piecewise_linear, exact_traces
 from flatrock.models.catalog import create_model
 
 
@@ -86,4 +86,4 @@ def test_shared_and_loose_parameters_are_refused() -> None:
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.LayerNorm(4), nn.BatchNorm1d(4, track_running_stats=False)])
 def test_the_estimate_is_refused_where_torch_differentiates_wrongly(layer: nn.Module) -> None:
     with pytest.raises(ModelError, match=r"layer '1' \(\w*Norm\w*\); use layers: top"):
-        check_third_derivatives(nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 3)))
+        check_higher_derivatives(nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 3)))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 from flatrock.core.borrow import nudged
+from flatrock.core.errors import ModelError
 from flatrock.core.hooks import Look, Moment, Penalty
 from flatrock.core.rng import Seed
 from flatrock.core.types import Views
@@ -293,3 +294,64 @@ def test_terms_ignore_batch_statistics_and_dropout() -> None:
     means = [float((a + b).detach() / 2) for a, b in zip(*halves, strict=True)]
     assert whole == pytest.approx(means, rel=1e-9)
     assert whole[0] > 0
+
+
+class Pictures(nn.Module):
+    """A convolution and a norm of its channels."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv1d(1, 4, 3), norm, nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.norm(self.conv(x[:, None]))).flatten(1))
+        return out
+
+
+def normed(norm: nn.Module) -> nn.Module:
+    model = Pictures(norm).double()
+    gen = Seed(0).child("normed").generator()
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=gen, dtype=torch.float64) / 2
+    return model.eval()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.RMSNorm(4), nn.BatchNorm1d(4)])
+def test_gradients_through_norms_equal_finite_differences(norm: nn.Module, order: int) -> None:
+    """Those that are not refused."""
+    model = normed(norm)
+    RAT(order=order, **LONG).check(model)
+    x = torch.rand(6, 6, generator=Seed(4).generator(), dtype=torch.float64)
+    x_adv = (x + 0.1 * torch.randn(x.shape, generator=Seed(5).generator(), dtype=torch.float64)).clamp(0, 1)
+    u = dict(noise(model, "weights", 0.5, Seed(1)))
+    weight = model.get_parameter("conv.weight")
+    slope = torch.autograd.grad(exact_terms(model, x, x_adv, u, order=order)[-1], weight)[0]
+    along = torch.randn(weight.shape, generator=Seed(6).generator(), dtype=torch.float64)
+    values = []
+    for h in (1e-5, -1e-5):
+        with nudged(model, {"conv.weight": h * along}):
+            values.append(exact_terms(model, x, x_adv, u, order=order)[-1].item())
+    assert float((slope * along).sum()) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.LayerNorm(4),
+        nn.InstanceNorm1d(4),
+        nn.InstanceNorm1d(4, affine=True),
+        nn.BatchNorm1d(4, track_running_stats=False),
+    ],
+)
+def test_layers_torch_differentiates_wrongly_are_refused(norm: nn.Module) -> None:
+    model = normed(norm).train()
+    for order in (1, 2):
+        with pytest.raises(
+            ModelError, match=rf"rat's exact terms .* layer 'norm' \({type(norm).__name__}\); use terms: top_layer"
+        ):
+            RAT(order=order, **LONG).check(model)
+    assert model.training
+    RAT(order=2).check(model)  # top_layer needs no such derivatives
+    for nothing in ({"order": 0}, {"eta": 0.0}, {"sigma": 0.0}):
+        RAT(**{**LONG, **nothing}).check(model)

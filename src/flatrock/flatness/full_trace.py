@@ -14,7 +14,8 @@ from flatrock.core.rng import Seed
 
 _KIND = "the exact trace is for networks of nn.Linear layers and ReLUs"
 CURE = "use estimate: hutchinson"
-# Layers with statistics of their input: torch's third derivative of these is wrong (pytorch issues 175754, 186256).
+# Layers with statistics of their input: torch's third derivative of these is wrong (pytorch issues 175754, 186256),
+# and so is the gradient of a forward-mode derivative.
 _STATISTICS = (nn.modules.batchnorm._NormBase, nn.LayerNorm)
 # Layers whose output is piecewise linear in their input, row by row; everything else is refused.
 _BENT = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.Identity, nn.Flatten)
@@ -25,7 +26,7 @@ def hutchinson(total: Tensor, parameters: Mapping[str, Tensor], *, seed: Seed, p
     """mean_v v^T H v over Rademacher vectors v: unbiased, variance 2 (||H||_F^2 - sum_i H_ii^2) for one v.
 
     H is the Hessian of `total`, whose graph must reach the parameters. The estimate is differentiable, if the network
-    passes `check_third_derivatives`.
+    passes `check_higher_derivatives`.
     """
     tensors = list(parameters.values())
     slopes = torch.autograd.grad(total, tensors, create_graph=True, materialize_grads=True)
@@ -50,13 +51,16 @@ def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     return torch.stack([(a * b).sum() for a, b in zip(one, other, strict=True)]).sum()
 
 
-def check_third_derivatives(model: nn.Module) -> None:
-    """torch differentiates every layer three times as it should: none works with statistics of its input."""
+def check_higher_derivatives(model: nn.Module, *, of: str = "an estimated trace", cure: str = "layers: top") -> None:
+    """torch differentiates every layer as often as it should: none works with statistics of its input, as it is now.
+
+    `of` is what needs such derivatives, `cure` the option that does not.
+    """
     for name, module in model.named_modules():
         if _counts(module):
             raise ModelError(
-                "the gradient of an estimated trace needs third derivatives, which torch gets wrong for layer "
-                f"{name!r} ({type(module).__name__}); use layers: top, or nn.GroupNorm instead of that layer"
+                f"the gradient of {of} needs higher derivatives, which torch gets wrong for layer "
+                f"{name!r} ({type(module).__name__}); use {cure}, or nn.GroupNorm instead of that layer"
             )
 
 

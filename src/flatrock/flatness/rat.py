@@ -8,10 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from flatrock.core.borrow import mode
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness, Look, Moment, Penalty, Shift
 from flatrock.core.options import choose, weight
 from flatrock.core.types import Views
+from flatrock.flatness.full_trace import check_higher_derivatives
 from flatrock.flatness.rat_exact import exact_terms
 from flatrock.flatness.soft_labels import both_passes, class_matrix, row_sums, soft_kl
 from flatrock.flatness.tensors import chosen, noise
@@ -77,9 +79,12 @@ class RAT(Flatness):
         return self.order > 0 and self.eta > 0 and (self.terms == "top_layer" or self.sigma > 0)
 
     def check(self, model: nn.Module) -> None:
-        """There are tensors to put noise on."""
+        """There are tensors to put noise on, and the exact terms have gradients."""
         if self.sigma > 0:
             chosen(model, self.noise_on)
+        if self._adds_terms and self.terms == "exact":
+            with mode(model, training=False):  # as `exact_terms` runs it
+                check_higher_derivatives(model, of="rat's exact terms", cure="terms: top_layer")
 
     def before_attack(self, model: nn.Module, moment: Moment) -> Shift:
         """The noise u of this step."""

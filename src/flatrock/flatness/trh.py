@@ -14,8 +14,8 @@ from flatrock.core.hooks import Flatness, Look, Penalty
 from flatrock.core.options import choose, count, weight
 from flatrock.core.types import Objective
 from flatrock.flatness.full_trace import (
+    check_higher_derivatives,
     check_piecewise_linear,
-    check_third_derivatives,
     exact_traces,
     hutchinson,
 )
@@ -76,7 +76,7 @@ class TrH(Flatness):
         """A trace of the whole network needs layers that can be differentiated that often."""
         if self._acts and self.layers == "full":
             with mode(model, training=True):
-                check_piecewise_linear(model) if self.estimate == "exact" else check_third_derivatives(model)
+                check_piecewise_linear(model) if self.estimate == "exact" else check_higher_derivatives(model)
 
     def check_objective(self, objective: Objective) -> None:
         """The closed forms are of losses as published: exact logarithms, and nothing stopped where `clean: full`."""
@@ -112,7 +112,7 @@ class TrH(Flatness):
         with torch.enable_grad():  # the loss keeps its graph, whoever asks for it first
             total = look.parts.total
         if self.estimate == "hutchinson":
-            check_third_derivatives(look.model)
+            check_higher_derivatives(look.model)
             seed = look.moment.seed.child("trh", look.moment.step)
             trained = {name: p for name, p in look.model.named_parameters() if p.requires_grad}
             return hutchinson(total, trained, seed=seed, probes=self.probes)
