@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -195,12 +194,6 @@ def test_samples_that_cannot_be_measured() -> None:
         curvature(net, x[:, :2], y, beta=24)
     with pytest.raises(ConfigError, match="batch_size must be a whole number >= 1, got 0"):
         curvature(net, x, y, beta=24, batch_size=0)
-
-
-def test_a_missing_curvlinops_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "curvlinops", None)
-    with pytest.raises(ConfigError, match=r"needs the package curvlinops.*pip install 'flatrock\[curvature\]'"):
-        hessian_module.check_installed()
 
 
 def test_short_memory_halves_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import Seed
 from flatrock.diagnostics.estimate import real, whole
 from flatrock.diagnostics.exact import exact_curvature, exact_parts
-from flatrock.diagnostics.hessian import Hessian, by_layer, still
+from flatrock.diagnostics.hessian import Hessian, by_layer, check_network, still
 from flatrock.diagnostics.kept import Kept
 from flatrock.diagnostics.moments import WHOLE, Moments, layer_part, network_moments, products
 from flatrock.diagnostics.pac_bayes import PacBayes, check_scales, pac_bayes
@@ -195,6 +195,7 @@ class _Measurement:
         with still(self.model, self.x, self.y):
             surface = LossSurface(self.model, self.x, self.y, batch_size=self.batch_size)
             loss = surface.value()
+            check_network(self.model, self.x, self.y, self.parameters, self.seed.child("symmetry"))
             hessian = self._hessian(self.parameters)
             ends = spectrum(
                 hessian,

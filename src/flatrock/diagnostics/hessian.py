@@ -1,24 +1,26 @@
-"""The Hessian of a mean cross-entropy w.r.t. parameters as a matrix that is never stored: products by curvlinops."""
+"""The Hessian of a mean cross-entropy w.r.t. parameters as a matrix that is never stored: products only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatrock.attacks.craft import answered
 from flatrock.core.borrow import full_precision, kept_buffers, mode
-from flatrock.core.errors import ConfigError, ModelError
-from flatrock.core.rng import kept_global_rng
+from flatrock.core.errors import ModelError
+from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.diagnostics.probe import fitting
 
-# Columns multiplied at the same time: amortises overhead for small networks, costs memory for large ones.
-COLUMNS = 4
 # Samples on which a network shows that its answers depend on nothing but its input.
 FEW = 32
+# Random vectors that show whether a Hessian is symmetric: two could be unlucky.
+VECTORS = 4
 
 
 class Operator(Protocol):
@@ -44,12 +46,25 @@ def unheeded(samples: int) -> None:
     """For products nobody counts."""
 
 
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Summed over samples."""
+    return F.cross_entropy(logits, y, reduction="sum")
+
+
+def margin(logits: Tensor, y: Tensor) -> Tensor:
+    """How far the logit of a sample's class is above that of the next class, summed over samples."""
+    own = y.long()[:, None]
+    return (logits.gather(1, own) - logits.gather(1, (own + 1) % logits.shape[1])).sum()
+
+
 class Hessian:
     """H = d^2/dw^2 mean_i CE(z(x_i), y_i) for some parameters of a network, the others held fixed.
 
-    Order of the rows: the parameters as given, each flattened. Inputs are constants, adversarial ones too. Samples go
-    through in batches, halved where memory is short; `seen(k)` is called after each batch with the number of samples
-    times the number of columns. Use it inside `still(model)`.
+    H v is the gradient of v . dL/dw: two backward passes. (Forward over reverse, the other way, is wrong in torch for
+    LayerNorm and InstanceNorm, and has no rule for GroupNorm, SiLU and Mish.) Order of the rows: the parameters as
+    given, each flattened. Inputs are constants, adversarial ones too. Samples go through in batches, halved where
+    memory is short; `seen(k)` is called after each batch with the number of samples times the number of columns. `loss`
+    takes the place of CE, summed over samples. Use it inside `still(model)`.
     """
 
     def __init__(
@@ -61,9 +76,9 @@ class Hessian:
         *,
         batch_size: int = 250,
         seen: Callable[[int], None] = unheeded,
+        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     ) -> None:
-        self._make = _curvlinops().HessianLinearOperator
-        self._model, self._x, self._y, self._seen = model, x, y, seen
+        self._model, self._x, self._y, self._seen, self._loss = model, x, y, seen, loss
         self._parameters = list(parameters.values())
         self.batch_size = min(batch_size, len(x))
         size = sum(p.numel() for p in self._parameters)
@@ -71,54 +86,64 @@ class Hessian:
         self.dtype, self.device = self._parameters[0].dtype, self._parameters[0].device
 
     def __matmul__(self, columns: Tensor) -> Tensor:
-        """H V, a few columns at a time."""
-        return torch.cat([self._times(part) for part in torch.split(columns, COLUMNS, dim=1)], 1)
+        """H V."""
 
-    def _times(self, columns: Tensor) -> Tensor:
         def work(size: int) -> Tensor:
-            batches = _Batches(self._x, self._y, size, lambda samples: self._seen(samples * columns.shape[1]))
-            operator = self._make(
-                self._model,
-                nn.CrossEntropyLoss(),
-                self._parameters,
-                batches,
-                num_data=len(self._x),
-                check_deterministic=False,  # `still` has looked, and says it in words
-            )
-            product: Tensor = operator @ columns
+            product = torch.zeros_like(columns)
+            for x, y in zip(torch.split(self._x, size), torch.split(self._y, size), strict=True):
+                self._add(product, columns, x, y)
+                self._seen(len(x) * columns.shape[1])
             return product
 
         product, self.batch_size = fitting(work, self.batch_size)
         return product
 
-
-class _Batches:
-    """The samples in batches, as often as asked."""
-
-    def __init__(self, x: Tensor, y: Tensor, size: int, seen: Callable[[int], None]) -> None:
-        self._pairs = list(zip(torch.split(x, size), torch.split(y, size), strict=True))
-        self._seen = seen
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for x, y in self._pairs:
-            yield x, y
-            self._seen(len(x))
-
-
-def check_installed() -> None:
-    """ConfigError if curvlinops is missing: said before any work, not after it."""
-    _curvlinops()
+    def _add(self, product: Tensor, columns: Tensor, x: Tensor, y: Tensor) -> None:
+        """The batch's share of H V; its graph serves all columns."""
+        loss = self._loss(self._model(x), y) / len(self._x)
+        slopes = torch.autograd.grad(loss, self._parameters, create_graph=True, materialize_grads=True)
+        bent = [slope.requires_grad for slope in slopes]  # not: of parameters the loss does not depend on
+        if not any(bent):
+            return
+        outputs = [slope for slope, counts in zip(slopes, bent, strict=True) if counts]
+        for i, column in enumerate(columns.mT.contiguous()):
+            parts = column.split([p.numel() for p in self._parameters])
+            along = [v.view_as(p) for v, p, counts in zip(parts, self._parameters, bent, strict=True) if counts]
+            rows = torch.autograd.grad(outputs, self._parameters, along, retain_graph=True, materialize_grads=True)
+            product[:, i] += torch.cat([row.flatten() for row in rows])
 
 
-def _curvlinops() -> Any:
+def check_network(model: nn.Module, x: Tensor, y: Tensor, parameters: Mapping[str, Tensor], seed: Seed) -> None:
+    """ModelError if the network cannot be differentiated twice, or if that gives a matrix that is not symmetric.
+
+    Of the logits' margin on a few samples: the Hessian of a cross-entropy that is nearly 0 is rounding alone.
+    """
+    hessian = Hessian(model, x[:FEW], y[:FEW], parameters, loss=margin)
     try:
-        import curvlinops
-    except ImportError as error:
-        raise ConfigError(
-            f"curvature needs the package curvlinops, which cannot be imported ({error}); "
-            "pip install 'flatrock[curvature]', or pip install curvlinops-for-pytorch"
+        check_symmetric(hessian, seed)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ModelError(
+            f"the network cannot be differentiated twice, as a Hessian needs: {error}; replace that layer by one "
+            "torch has second derivatives of"
         ) from error
-    return curvlinops
+
+
+def check_symmetric(hessian: Operator, seed: Seed) -> None:
+    """u^T H v = v^T H u for every two of some random vectors, up to sqrt(eps) of ||H v||."""
+    columns = torch.randn(hessian.shape[0], VECTORS, generator=seed.generator(), dtype=torch.float64)
+    columns = columns.to(hessian.device, hessian.dtype)
+    product = (hessian @ columns).double()
+    crossed = columns.double().mT @ product
+    gap, scale = float((crossed - crossed.mT).abs().max()), float(product.norm(dim=0).mean())
+    allowed = torch.finfo(hessian.dtype).eps ** 0.5
+    if gap > allowed * scale:
+        raise ModelError(
+            f"the Hessian is not symmetric: u.Hv and v.Hu of random u and v differ by {gap / scale:.2g} of |Hv|, and "
+            f"rounding explains {allowed:.2g}; second derivatives of some layer are wrong. Replace layers whose "
+            "backward pass is written by hand; if there are none, measure with --precision double"
+        )
 
 
 def by_layer(parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -133,6 +158,8 @@ def by_layer(parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 def still(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
     """The model as second derivatives need it: eval mode, full precision, the same answer every time.
 
+    Attention is computed in plain steps, because its fused kernels cannot be differentiated twice.
+
     Modes, buffers and the global RNG are given back; parameters and their gradients are not touched. ModelError if it
     returns no finite logits, or if an answer depends on chance or on who else is in the batch.
     """
@@ -141,6 +168,7 @@ def still(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
         stack.enter_context(mode(model, training=False))
         stack.enter_context(kept_buffers(model))
         stack.enter_context(full_precision(x.device))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         _check_still(model, x[:FEW], y[:FEW])
         yield
 

@@ -26,7 +26,6 @@ from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.diagnostics.curvature import Curvature, Settings, curvature
 from flatrock.diagnostics.curvature_record import ADVERSARIAL, CLEAN, CurvatureRecord
-from flatrock.diagnostics.hessian import check_installed
 from flatrock.diagnostics.kept import Kept
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import fitting
@@ -113,7 +112,6 @@ def measure_curvature(
     `beta` of PAC-Bayes is the number of training samples, unless told otherwise. Every finished part is on disk; with
     `resume` a measurement goes on from there, and a finished one is read.
     """
-    check_installed()
     subject = _subject(checkpoint, sampling, data_folder, torch.device(device))
     plan = _plan(subject, sampling, settings, beta, data_folder)
     target = _target(plan, subject, sampling)
