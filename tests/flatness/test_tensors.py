@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
+from flatrock.core.borrow import nudged
 from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.rng import Seed
 from flatrock.flatness.tensors import TENSORS, chosen, noise
@@ -33,8 +35,8 @@ class Odd(nn.Module):
 def test_choices() -> None:
     model = Odd()
     conv = ["stem.weight", "up.weight"]
-    weights = [*conv, "attention.out_proj.weight", "head.weight"]
-    extra = ["table.weight", "norm.weight", "norm.bias", "attention.in_proj_weight", "position"]
+    weights = [*conv, "attention.in_proj_weight", "attention.out_proj.weight", "head.weight"]
+    extra = ["table.weight", "norm.weight", "norm.bias", "position"]
     assert list(chosen(model, "conv")) == conv
     assert list(chosen(model, "weights")) == weights
     assert set(chosen(model, "matrices")) == {*weights, *extra}
@@ -53,6 +55,89 @@ def test_network_of_the_catalog() -> None:
     model = create_model("preact_resnet18")
     assert len(chosen(model, "conv")) == 20  # 17 of 3x3 and the three 1x1 shortcuts
     assert chosen(model, "weights").keys() - chosen(model, "conv").keys() == {"head.weight"}
+
+
+def test_attention_with_widths_of_its_own_has_three_matrices() -> None:
+    model = nn.MultiheadAttention(4, 2, kdim=3, vdim=5, add_bias_kv=True)
+    matrices = ["q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"]
+    assert list(chosen(model, "weights")) == matrices
+
+
+MADE: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(3, 4)), "parametrizations.weight.original1"),
+    "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(3, 4)), "parametrizations.weight.original"),
+    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), "parametrizations.weight.original"),
+    "both": (
+        lambda: parametrizations.spectral_norm(parametrizations.weight_norm(nn.Linear(3, 4))),
+        "parametrizations.weight.original1",
+    ),
+    "older weight_norm": (lambda: nn.utils.weight_norm(nn.Linear(3, 4)), "weight_v"),
+    "older spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(3, 4)), "weight_orig"),
+    "pruned": (lambda: prune.l1_unstructured(nn.Linear(3, 4), "weight", 0.3), "weight_orig"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("kind", MADE)
+def test_of_a_computed_weight_what_it_is_proportional_to(kind: str) -> None:
+    make, origin = MADE[kind]
+    layer = make().train()
+    model = nn.Sequential(nn.Linear(3, layer.in_features), layer, nn.Linear(4, 2))
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    assert list(chosen(model, "weights")) == ["0.weight", f"1.{origin}", "2.weight"]
+    assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+    assert layer.training
+    model.eval()
+    shift = {f"1.{origin}": noise(model, "weights", 0.5, Seed(1))[f"1.{origin}"]}
+    x = torch.ones(2, 3)
+    plain = model(x)
+    with nudged(model, shift):
+        assert not torch.allclose(model(x), plain, atol=1e-3)
+    layer.get_parameter(origin).requires_grad_(False)
+    if kind not in ("weight_norm", "older weight_norm", "both"):  # those have lengths left to train
+        assert list(chosen(model, "weights")) == ["0.weight", "2.weight"]
+
+
+def test_convolutions_and_attention_with_computed_weights() -> None:
+    model = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(1, 3, 3)), nn.ConvTranspose2d(3, 2, 3))
+    parametrizations.spectral_norm(model[1])
+    names = ["0.parametrizations.weight.original1", "1.parametrizations.weight.original"]
+    assert list(chosen(model, "conv")) == list(chosen(model, "weights")) == names
+    attention = parametrizations.weight_norm(nn.MultiheadAttention(4, 2), "in_proj_weight")
+    found = ["parametrizations.in_proj_weight.original1", "out_proj.weight"]
+    assert sorted(chosen(attention, "weights")) == sorted(found)
+
+
+class LowRank(nn.Module):
+    """weight = A B."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return weight[:, :1].clone(), weight[:1].clone()
+
+
+def test_weights_computed_from_other_shapes_are_refused_by_layer() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    parametrize.register_parametrization(model[1], "weight", LowRank())
+    with pytest.raises(
+        ModelError,
+        match=r"layer '1' computes its weight of shape \(2, 4\) from parameters of other shapes \(\(2, 1\), \(1, 4\)\)"
+        r".* choose 'matrices' or 'all'",
+    ):
+        chosen(model, "weights")
+    assert len(chosen(model, "matrices")) == 3
+    model[1].requires_grad_(False)
+    assert list(chosen(model, "weights")) == ["0.weight"]
+
+
+def test_a_weight_that_is_a_buffer_is_not_moved() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    fixed = model[0].weight.detach()
+    del model[0].weight
+    model[0].register_buffer("weight", fixed)
+    assert list(chosen(model, "weights")) == ["1.weight"]
 
 
 def test_frozen_parameters_are_left_out() -> None:

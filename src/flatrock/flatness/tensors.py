@@ -6,32 +6,38 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from flatrock.core.borrow import mode
 from flatrock.core.errors import ModelError
 from flatrock.core.hooks import Shift
 from flatrock.core.options import choose
 from flatrock.core.rng import Seed
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# Modules whose `.weight` is meant; None asks for parameters by their shape, whatever module holds them.
+# Modules whose weights are meant; None asks for parameters by their shape, whatever module holds them.
 TENSORS: dict[str, tuple[type[nn.Module], ...] | None] = {
-    "weights": (*CONVOLUTIONS, nn.Linear),
+    "weights": (*CONVOLUTIONS, nn.Linear, nn.MultiheadAttention),
     "conv": CONVOLUTIONS,
     "matrices": None,
     "all": None,
 }
+# What the weights of attention are called; one matrix, or three where keys and values have widths of their own.
+ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 def chosen(model: nn.Module, which: str) -> dict[str, nn.Parameter]:
     """Trainable parameters by name, each once even if layers share it.
 
-    `weights`: the `.weight` of convolutions and linear layers; `conv`: of convolutions only; `matrices`: every
-    parameter with more than one dimension; `all`: every parameter.
+    `weights`: the weights of convolutions, linear layers and attention; `conv`: of convolutions only; `matrices`: every
+    parameter with more than one dimension; `all`: every parameter. Of a weight that is computed from other parameters
+    (weight_norm, spectral_norm), those of its shape; ModelError if none is.
     """
     choose("flatness", "tensors", which, TENSORS)
     owners = TENSORS[which]
     # By identity, not by name: the name of a shared parameter is that of the first module that holds it.
-    owned = set() if owners is None else {id(m.weight) for m in model.modules() if isinstance(m, owners)}
+    layers = [(n, m) for n, m in model.named_modules() if owners is not None and isinstance(m, owners)]
+    owned = {id(p) for name, layer in layers for p in _weights(name, layer, which)}
     found = {
         name: p
         for name, p in model.named_parameters()
@@ -41,6 +47,41 @@ def chosen(model: nn.Module, which: str) -> dict[str, nn.Parameter]:
         raise ModelError(
             f"{type(model).__name__} has no trainable parameter that {which!r} stands for; "
             f"choose another of {', '.join(TENSORS)}, or let its parameters require gradients"
+        )
+    return found
+
+
+def _weights(layer: str, module: nn.Module, which: str) -> Iterator[Tensor]:
+    """Parameters that are the weights of this layer, or that its weights are computed from."""
+    own = dict(module.named_parameters(recurse=False))
+    for name in ATTENTION if isinstance(module, nn.MultiheadAttention) else ("weight",):
+        if name in own:
+            yield own[name]
+        else:
+            yield from _origins(layer, module, name, which)
+
+
+def _origins(layer: str, module: nn.Module, name: str, which: str) -> list[Tensor]:
+    """Parameters of the shape of this computed tensor among those it is computed from.
+
+    They are what it is proportional to: the direction v of weight_norm, not its lengths g; the matrix spectral_norm
+    divides by its norm; what pruning masks.
+    """
+    if parametrize.is_parametrized(module, name):
+        made_of = list(module.parametrizations[name].parameters())  # type: ignore[index, union-attr]
+    else:  # the older way: weight_g, weight_v, weight_orig beside a tensor that a hook computes
+        made_of = [p for n, p in module.named_parameters(recurse=False) if n.startswith(f"{name}_")]
+    made_of = [p for p in made_of if p.requires_grad]
+    if not made_of:
+        return []
+    with mode(module, training=False), torch.no_grad():  # in train mode asking spectral_norm moves its buffers
+        shape = getattr(module, name).shape
+    found = [p for p in made_of if p.shape == shape]
+    if not found:
+        raise ModelError(
+            f"layer {layer!r} computes its {name} of shape {tuple(shape)} from parameters of other shapes "
+            f"({', '.join(str(tuple(p.shape)) for p in made_of)}), so that {which!r} stands for none of them; choose "
+            "'matrices' or 'all', or make it a parameter with torch.nn.utils.parametrize.remove_parametrizations"
         )
     return found
 
