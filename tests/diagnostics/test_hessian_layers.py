@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from curvature_cases import CASES, dense_net, samples
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import Seed, kept_global_rng
@@ -201,6 +202,19 @@ def test_second_derivatives_that_are_wrong_or_missing_are_refused(
     x, y = samples((3,), 3)
     with pytest.raises(ModelError, match=said):
         curvature(net_with(lambda: Squared(function)), x, y, beta=24)
+
+
+def test_weight_norm_is_refused_and_spectral_norm_is_not() -> None:
+    x, y = samples((3,), 3)
+    for make, right in ((parametrizations.weight_norm, False), (parametrizations.spectral_norm, True)):
+        with kept_global_rng(seed=Seed(6)):
+            net = nn.Sequential(make(nn.Linear(3, 12)), nn.Tanh(), nn.Linear(12, 3)).double().eval()
+        with still(net, x, y):
+            if right:
+                check_network(net, x, y, dict(net.named_parameters()), Seed(0))
+            else:
+                with pytest.raises(ModelError, match=r"not symmetric.*Remove torch's weight_norm"):
+                    check_network(net, x, y, dict(net.named_parameters()), Seed(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import Seed
 from flatrock.flatness.full_trace import check_higher_derivatives, check_piecewise_linear, exact_traces
+from flatrock.flatness.rat import RAT
 from flatrock.models.catalog import create_model
 
 
@@ -87,3 +90,14 @@ def test_shared_and_loose_parameters_are_refused() -> None:
 def test_the_estimate_is_refused_where_torch_differentiates_wrongly(layer: nn.Module) -> None:
     with pytest.raises(ModelError, match=r"layer '1' \(\w*Norm\w*\); use layers: top"):
         check_higher_derivatives(nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 3)))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("normed", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+def test_weight_norm_is_refused(normed: Callable[[nn.Module], nn.Module]) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), normed(nn.Linear(4, 3)))
+    with pytest.raises(ModelError, match=r"wrong for the weight_norm at '1.*'; use layers: top, or remove"):
+        check_higher_derivatives(net)
+    with pytest.raises(ModelError, match=r"rat's exact terms .* weight_norm at '1.*'; use terms: top_layer, or remove"):
+        RAT(terms="exact").check(net)
+    check_higher_derivatives(nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))))

@@ -355,3 +355,10 @@ def test_layers_torch_differentiates_wrongly_are_refused(norm: nn.Module) -> Non
     RAT(order=2).check(model)  # top_layer needs no such derivatives
     for nothing in ({"order": 0}, {"eta": 0.0}, {"sigma": 0.0}):
         RAT(**{**LONG, **nothing}).check(model)
+
+
+def test_a_network_without_forward_mode_is_refused_with_a_cure() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))).double()
+    u = dict(noise(model, "weights", 0.1, Seed(1)))
+    with pytest.raises(ModelError, match=r"torch lacks for this network: [^;]*forward AD[\s\S]*; use terms: top_layer"):
+        exact_terms(model, points(2), points(2), u, order=1)

@@ -141,8 +141,8 @@ def check_symmetric(hessian: Operator, seed: Seed) -> None:
     if gap > allowed * scale:
         raise ModelError(
             f"the Hessian is not symmetric: u.Hv and v.Hu of random u and v differ by {gap / scale:.2g} of |Hv|, and "
-            f"rounding explains {allowed:.2g}; second derivatives of some layer are wrong. Replace layers whose "
-            "backward pass is written by hand; if there are none, measure with --precision double"
+            f"rounding explains {allowed:.2g}; second derivatives of some layer are wrong. Remove torch's "
+            "weight_norm and layers whose backward pass is written by hand; if there are none, use --precision double"
         )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import Seed
@@ -62,6 +64,11 @@ def check_higher_derivatives(model: nn.Module, *, of: str = "an estimated trace"
                 f"the gradient of {of} needs higher derivatives, which torch gets wrong for layer "
                 f"{name!r} ({type(module).__name__}); use {cure}, or nn.GroupNorm instead of that layer"
             )
+        if _lengths_apart(module):
+            raise ModelError(
+                f"the gradient of {of} needs higher derivatives, which torch gets wrong for the weight_norm at "
+                f"{name!r}; use {cure}, or remove it with torch.nn.utils.parametrize.remove_parametrizations"
+            )
 
 
 def _counts(module: nn.Module) -> bool:
@@ -70,6 +77,13 @@ def _counts(module: nn.Module) -> bool:
         return False
     kept = isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
     return module.training or not kept
+
+
+def _lengths_apart(module: nn.Module) -> bool:
+    """Whether it is torch's weight_norm, or a layer that has the older one: even second derivatives are wrong."""
+    return isinstance(module, _WeightNorm) or any(
+        isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()
+    )
 
 
 def exact_traces(model: nn.Module, total: Tensor, passes: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

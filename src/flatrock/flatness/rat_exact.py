@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from flatrock.core.borrow import mode
+from flatrock.core.errors import ModelError
 from flatrock.core.hooks import Shift
 
 
@@ -40,7 +41,13 @@ def exact_terms(model: nn.Module, x: Tensor, x_adv: Tensor, u: Shift, *, order: 
     """
     with mode(model, training=False):
         # Not kept_buffers: copying buffers back would count as a change to what backward has saved.
-        both = directional(model, torch.cat([x, x_adv]), u, order=order)
+        try:
+            both = directional(model, torch.cat([x, x_adv]), u, order=order)
+        except NotImplementedError as error:
+            raise ModelError(
+                f"rat's exact terms need forward-mode derivatives, which torch lacks for this network: {error}; "
+                "use terms: top_layer"
+            ) from error
     return [_kl(*values.chunk(2)) for values in both]
 
 
