@@ -55,6 +55,7 @@ def _listened(call: Callable[_P, _R]) -> Callable[_P, _R]:
         with _listener(options.get("progress")) as listener:
             return call(*args, **(options | {"progress": listener}))  # type: ignore[arg-type]
 
+    told.__module__ = __name__  # where it is found again by those who send it to another process
     told.__doc__ = f"{getdoc(call)}\n\n`progress=True` shows a bar on the console; None: nobody is told.\n"
     return told
 

@@ -184,7 +184,7 @@ def test_samples_that_cannot_be_measured() -> None:
         curvature(net, x[:0], y[:0], beta=24)
     with pytest.raises(ThreatError, match=r"got torch\.uint8 .*divide by 255"):
         curvature(net, (255 * x).to(torch.uint8), y, beta=24)
-    with pytest.raises(ModelError, match=r"float32 weights but the inputs are torch\.float64; convert one"):
+    with pytest.raises(ModelError, match=r"float32 weights but the inputs are torch\.float64; use model\.to"):
         curvature(dense_net().float(), x, y, beta=24)
     with pytest.raises(ThreatError, match=r"labels must be integers .*argmax"):
         curvature(net, x, nn.functional.one_hot(y, 3), beta=24)

@@ -94,11 +94,34 @@ def test_looking_changes_nothing(own: Path, plain_job: MakeJob) -> None:
 
 def test_a_network_that_fails_on_the_way(own: Path, plain_job: MakeJob) -> None:
     job = plain_job(own / "run", model={"name": "trial_nets:Fails"})
-    with pytest.raises(TrainingError, match=r"^IndexError: nobody \(.*trial_nets.py, line 36\)\. ") as caught:
+    with pytest.raises(TrainingError, match=r"^IndexError: nobody \(where: .*failure\.txt\)\. ") as caught:
         train(job)
     assert isinstance(caught.value.__cause__, IndexError)
-    info = RunFolder(own / "run").read_info()
+    folder = RunFolder(own / "run")
+    info = folder.read_info()
     assert (info["status"], info["reason"]) == ("failed", str(caught.value))
+    told = folder.failure.read_text()
+    assert 'trial_nets.py", line 36, in forward' in told
+    assert told.endswith("IndexError: nobody\nexpected this\n")
+
+
+def test_memory_has_a_cure_and_a_closed_pipe_is_no_failure(own: Path, plain_job: MakeJob) -> None:
+    job = plain_job(own / "run", model={"name": "trial_nets:Drops"})
+    folder = RunFolder(own / "run")
+    for error, kind in ((torch.OutOfMemoryError("full"), TrainingError), (BrokenPipeError(), BrokenPipeError)):
+        with pytest.raises(kind) as caught:
+            train(replace(job, probe=raising(error)), overwrite=True)
+        failed = kind is TrainingError
+        assert folder.read_info()["status"] == ("failed" if failed else "running")
+        assert folder.failure.exists() == failed
+        assert ("OutOfMemoryError: full; lower train.batch_size" in str(caught.value)) == failed
+
+
+def raising(error: Exception) -> Callable[[nn.Module], Any]:
+    def probe(model: nn.Module) -> Any:
+        raise error
+
+    return probe
 
 
 class Raises(nn.Module):

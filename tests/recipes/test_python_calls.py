@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,3 +129,7 @@ def test_options_of_attacks_as_numpy_has_them() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             evaluated(attacks=[{**square, name: wrong}])
+
+
+def test_calls_can_be_sent_to_other_processes() -> None:
+    assert pickle.loads(pickle.dumps(flatrock.evaluate)) is flatrock.evaluate

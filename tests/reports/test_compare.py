@@ -111,6 +111,12 @@ def test_what_differs_is_refused_or_left_out(runs: list[Path]) -> None:
     assert f"{runs[1]}*" in done.output
     assert "* = the checkpoint was chosen by looking at the test set" in done.output
     assert unlike([judged(str(run))[0] for run in runs]) == ["pgd-20"]
+    for run, steps in zip(runs, (100, 50), strict=True):
+        changed(run, attacks={"pgd-20": {}, "autoattack/apgd-ce": {"steps": steps}})
+    done = flatrock(*runs)
+    assert "not compared autoattack: its options differ" in done.output
+    assert done.output.count("autoattack") == 2, "its accuracies, and why they are not compared"
+    assert "± 0.45" in done.output
     changed(runs[1], threat={"eps": 4 / 255})
     assert "cannot be compared: linf eps 0.0313725 and linf eps 0.0156863" in " ".join(flatrock(*runs).output.split())
     changed(runs[1], threat={"eps": 8 / 255 + 1e-6})

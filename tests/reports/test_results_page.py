@@ -109,8 +109,10 @@ def test_robust_overfitting_is_judged_at_the_last_epoch(page: str) -> None:
 
 def test_targets_are_judged(page: str) -> None:
     reached, missed = [line for line in page.splitlines() if " against the best " in line]
-    assert "clean 83.00 and AutoAttack 51.62: clean 84.00 and AutoAttack 52.00, reached." in reached
-    assert "clean 85.71 and AutoAttack 52.48: clean 84.00 and AutoAttack 52.00, missed in clean and Auto" in missed
+    # standard errors of 1,000 samples: sqrt(0.84 * 0.16 / 1000), sqrt(0.52 * 0.48 / 1000)
+    had, near = "clean 84.00 ± 1.16 and AutoAttack 52.00 ± 1.58", "(clean and AutoAttack within two standard errors)."
+    assert f"clean 83.00 and AutoAttack 51.62: {had}, reached {near}" in reached
+    assert f"clean 85.71 and AutoAttack 52.48: {had}, missed in clean and AutoAttack {near}" in missed
 
 
 def test_changed_and_failed_runs_are_not_compared(page: str) -> None:

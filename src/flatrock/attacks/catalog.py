@@ -19,7 +19,7 @@ from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.rays import RayS
 from flatrock.attacks.square import Square
 from flatrock.core.errors import ConfigError
-from flatrock.core.numbers import plain, scalar
+from flatrock.core.numbers import scalar
 from flatrock.core.registry import Registry, unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
@@ -76,7 +76,6 @@ def _spelled(spec: str) -> tuple[str, dict[str, Any]]:
 
 def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
     """The configured attack, if it keeps to its ball: a number measured outside it is no robustness."""
-    options = {key: plain(value) for key, value in options.items()}
     made = ATTACKS.make(name, **options)
     if not made.bounded:
         given = f" with {_label('', options).lstrip(':')}" if options else ""

@@ -45,6 +45,6 @@ def run(sources: Sources) -> None:
         for name in odd:
             say(("not compared ", "yellow"), f"{name}: its options differ between these models")
         if not alike:
-            say(("not compared ", "yellow"), f"{WORST}: it is of other attacks")
+            say(("not compared ", "yellow"), f"{WORST}: it is of other attacks, or of other options")
         if any(model.marks for model in models):
             say("* = the checkpoint was chosen by looking at the test set")

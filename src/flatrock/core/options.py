@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from numbers import Integral, Real
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
@@ -12,14 +11,14 @@ from flatrock.core.registry import unknown
 
 def weight(owner: str, name: str, value: float) -> None:
     """A loss weight is a finite number >= 0."""
-    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
     if not good:
         raise ConfigError(f"{owner} {name} must be a number >= 0, got {value!r}")
 
 
 def count(owner: str, name: str, value: int, *, least: int) -> None:
     """A number of times is a whole number."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{owner} {name} must be a whole number >= {least}, got {value!r}")
 
 

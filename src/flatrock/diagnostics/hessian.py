@@ -60,11 +60,10 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
 class Hessian:
     """H = d^2/dw^2 mean_i CE(z(x_i), y_i) for some parameters of a network, the others held fixed.
 
-    H v is the gradient of v . dL/dw: two backward passes. (Forward over reverse, the other way, is wrong in torch for
-    LayerNorm and InstanceNorm, and has no rule for GroupNorm, SiLU and Mish.) Order of the rows: the parameters as
-    given, each flattened. Inputs are constants, adversarial ones too. Samples go through in batches, halved where
-    memory is short; `seen(k)` is called after each batch with the number of samples times the number of columns. `loss`
-    takes the place of CE, summed over samples. Use it inside `still(model)`.
+    H v is the gradient of v . dL/dw: two backward passes. Order of the rows: the parameters as given, each flattened.
+    Inputs are constants, adversarial ones too. Samples go through in batches, halved where memory is short; `seen(k)`
+    is called after each batch with the number of samples times that of columns. `loss` takes the place of CE, summed
+    over samples. Use it inside `still(model)`.
     """
 
     def __init__(

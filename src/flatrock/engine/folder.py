@@ -4,7 +4,7 @@ recipe.yaml       the resolved recipe            state.safetensors  everything n
 run.json          provenance and status          best.safetensors   weights of the best epoch on the selection data
 metrics.jsonl     one sealed record per epoch    last.safetensors   weights after the last finished epoch
 tensorboard/      the same figures as events     epoch-0100.safetensors  weights the recipe's `keep` asked for
-                                                 average-best, average-last  the same of averaged weights, if kept
+failure.txt       where an error came from       average-best, average-last  the same of averaged weights, if kept
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ except ImportError:  # pragma: no cover (Windows)
 STATUSES = ("running", "finished", "truncated", "failed")
 # Exactly the names a run writes; anything else in the folder is the user's and is never touched.
 OWN_FILE = re.compile(
-    r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|curves\.png"
+    r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|failure\.txt|curves\.png"
     r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
     r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part|png)|\.lock)(\.part)?"
     r"|\.?(landscape|curvature|certificate)-[\w.=+-]+\.(json|tsv|part|png|svg|html)(\.part)?"
@@ -47,6 +47,7 @@ class RunFolder:
         self.recipe = path / "recipe.yaml"
         self.info = path / "run.json"
         self.metrics = path / "metrics.jsonl"
+        self.failure = path / "failure.txt"
         self.state = path / "state.safetensors"
         self.older_state = path / "state.older.safetensors"
         self.damaged_state = path / "state.safetensors.damaged"

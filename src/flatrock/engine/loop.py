@@ -71,7 +71,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
         if total == job.epochs * steps and state.history[-1].collapsed:
             raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
         folder.writer.wait()
-    except StateError:  # of the disk, not of the training: it can go on
+    except (StateError, BrokenPipeError):  # of the disk or of who listens, not of the training: it can go on
         raise
     except Exception as error:  # some show only once the network runs, which may be of the user's code
         raise failed(job, folder, error) from error
@@ -130,6 +130,7 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
                 folder.writer.save(
                     folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record)
                 )
+    folder.failure.unlink(missing_ok=True)
     resumed = [*folder.resumptions(), dict(job.provenance)]
     folder.write_info(status="running", reason="", failed_batch=None, **_certificate(job), resumed=resumed)
     return state

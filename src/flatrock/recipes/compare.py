@@ -138,9 +138,10 @@ def _other_question(one: Judged, other: Judged) -> str:
 
 
 def unlike(models: Sequence[Judged]) -> list[str]:
-    """The attacks that share a name, but not their options."""
+    """The attacks and plans that share a name, but not their options; those of a plan's attacks are the plan's."""
     known: dict[str, list[Any]] = {}
     for model in models:
         for name, options in model.options.items():
             known.setdefault(name, []).append(options)
-    return sorted(name for name, all_of in known.items() if any(options != all_of[0] for options in all_of))
+    odd = [name for name, all_of in known.items() if any(options != all_of[0] for options in all_of)]
+    return sorted({name if name in models[0].right else name.partition("/")[0] for name in odd})

@@ -34,8 +34,6 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
     `auto` is the best epoch, of the averaged weights where the recipe keeps them.
     """
     path = _place(source)
-    if which not in CHOICES:
-        raise ConfigError(unknown("checkpoint", which, CHOICES))
     if path.is_file():
         if which not in ("auto", path.stem):
             raise ConfigError(f"{path} is one checkpoint, but {which!r} of a run is asked for; name the run folder")
@@ -47,6 +45,8 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
         return path, tensors, meta
     if not path.is_dir():
         raise StateError(f"there is no run folder or checkpoint {path}")
+    if which not in CHOICES:
+        raise ConfigError(unknown("checkpoint", which, CHOICES))
     folder = RunFolder(path)
     info = folder.read_info()
     if info["status"] == "failed":

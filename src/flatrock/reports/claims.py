@@ -108,11 +108,17 @@ def target_lines(name: str, entry: Entry, rows: Sequence[Row], papers: Papers) -
     """Whether a row reached what it should."""
     lines = []
     for seed, row in sorted(by_recipe(rows).get(name, {}).items()):
-        accuracy = row.scores[row.main or ""].accuracy
+        score = row.scores[row.main or ""]
+        accuracy = {m: 100 * share for m, share in score.accuracy.items()}
+        error = {m: sqrt(share * (100 - share) / score.n) for m, share in accuracy.items()}
         for target in entry.targets:
-            misses = [m for m, least in target.values.items() if 100 * accuracy.get(m, 0.0) < least]
+            misses = [m for m, least in target.values.items() if accuracy.get(m, 0.0) < least]
             asked = " and ".join(f"{papers.measures[m]} {v:.2f}" for m, v in target.values.items())
-            had = " and ".join(f"{papers.measures[m]} {100 * accuracy[m]:.2f}" for m in target.values if m in accuracy)
+            reached = [m for m in target.values if m in accuracy]
+            had = " and ".join(f"{papers.measures[m]} {accuracy[m]:.2f} ± {error[m]:.2f}" for m in reached)
+            near = [m for m in reached if abs(accuracy[m] - target.values[m]) < 2 * error[m]]
             verdict = f"missed in {' and '.join(papers.measures[m] for m in misses)}" if misses else "reached"
+            if near:
+                verdict += f" ({' and '.join(papers.measures[m] for m in near)} within two standard errors)"
             lines.append(f"- {entry.label} (seed {seed}) against {target.name}, {asked}: {had}, {verdict}.")
     return lines

@@ -10,10 +10,10 @@ from flatrock.reports.papers import Entry, Figure, Papers, Protocol
 from flatrock.reports.table import Table, markdown, percent
 
 OPENING = """\
-# Results on CIFAR-10
+# Results
 
 Written by `flatrock report results/*.json --out docs/results.md`; no number on this page is typed by hand. Ours come
-from the files `flatrock results` makes of runs, the papers' from `results/papers.yaml`.
+from the files `flatrock results` makes of runs, the papers' from `papers.yaml` beside them.
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
 the recipe averages); the test set is looked at once, in the end. `±` is the standard error of a difference, paired by

@@ -44,8 +44,11 @@ def draw_results(rows: Sequence[Row], papers: Papers, path: Path) -> Path | None
         points, broken = _ours([row for row in rows if row.protocol == key], protocol, first=ours + 1)
         left_out += broken
         if points:
-            lines += [(protocol.title.split(":")[0].strip("`"), COLOURS[i]), *((_text(p), COLOURS[i]) for p in points)]
-            _draw(axes, points, colour=COLOURS[i], mark=MARKS[i], full=True)
+            lines += [
+                (protocol.title.split(":")[0].strip("`"), COLOURS[i % len(COLOURS)]),
+                *((_text(p), COLOURS[i % len(COLOURS)]) for p in points),
+            ]
+            _draw(axes, points, colour=COLOURS[i % len(COLOURS)], mark=MARKS[i % len(MARKS)], full=True)
         ours += len(points)
     if not ours:
         return None
@@ -53,7 +56,7 @@ def draw_results(rows: Sequence[Row], papers: Papers, path: Path) -> Path | None
     if theirs:
         lines += [("papers", THEIRS), *((_text(p), THEIRS) for p in theirs)]
         _draw(axes, theirs, colour=THEIRS, mark=MARKS[-2], full=False)
-    dress(axes, "clean and robust accuracy, CIFAR-10 test images", "clean, percent", "AutoAttack, percent")
+    dress(axes, "clean and robust accuracy on test images", "clean, percent", "AutoAttack, percent")
     _list(legend, lines)
     missing = f" Not drawn: {', '.join(left_out)}." if left_out else ""
     return finish(figure, f"Lines: standard errors of a test set of this size.{missing}", path)
@@ -89,7 +92,7 @@ def _theirs(rows: Sequence[Row], papers: Papers) -> list[Point]:
                     x, y = figure.values[X], figure.values[Y]
                     # What a row should reach is of another method.
                     said = figure.cite if entry.targets else f"{entry.label}, {figure.cite}"
-                    found.setdefault((figure.cite, x, y), Point(ascii_lowercase[len(found)], said, x, y))
+                    found.setdefault((figure.cite, x, y), Point(ascii_lowercase[len(found) % 26], said, x, y))
     return list(found.values())
 
 

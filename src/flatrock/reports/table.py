@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
+from flatrock.core.rows import WORST
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def comparison(results: Mapping[str, Result | str]) -> Table:
         star = "*" if result.marks else ""
         cells = [result.clean, *(result.per_attack.get(a) for a in attacks), result.robust]
         rows.append((name, *(percent(c) + (star if c is not None else "") for c in cells)))
-    return Table(("model", "clean", *attacks, "worst case"), tuple(rows))
+    return Table(("model", "clean", *attacks, WORST), tuple(rows))
 
 
 def per_class(result: Result, names: Sequence[str] = ()) -> Table:
