@@ -23,10 +23,11 @@ class Scaled(nn.Module):
         super().__init__()
         with kept_global_rng(seed=Seed(0).child("net")):
             self.body = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
-        self.scale, self.noise = scale, noise
+        self.scale, self.noise, self.climbed = scale, noise, 0
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
+        self.climbed += x.requires_grad
         x = x + self.noise * torch.randn_like(x) if self.noise else x
         logits: Tensor = self.body(self.scale * x)
         return logits
@@ -49,14 +50,18 @@ def test_another_function_of_the_same_weights_is_not_resumed(tmp_path: Path, sca
 
 
 def test_rounding_of_another_machine_is_resumed(tmp_path: Path) -> None:
-    asked(Scaled(), tmp_path / "j", resume=False)
-    asked(Scaled(1 + 1e-5), tmp_path / "j", resume=True)
+    first, again = Scaled(), Scaled(1 + 1e-5)
+    asked(first, tmp_path / "j", resume=False)
+    asked(again, tmp_path / "j", resume=True)
+    assert first.climbed - again.climbed == 3, "the attack's steps were not made again"
 
 
 def test_a_network_that_answers_at_random_is_resumed(tmp_path: Path) -> None:
-    first = asked(Scaled(noise=0.3), tmp_path / "j", resume=False)
-    assert "E05" in {f.code for f in first.findings}
-    asked(Scaled(noise=0.3), tmp_path / "j", resume=True)
+    first, again = Scaled(noise=0.3), Scaled(noise=0.3)
+    result = asked(first, tmp_path / "j", resume=False)
+    assert "E05" in {f.code for f in result.findings}
+    asked(again, tmp_path / "j", resume=True)
+    assert first.climbed - again.climbed == 3, "the attack's steps were not made again"
 
 
 def test_a_journal_whose_answers_are_damaged_is_refused(tmp_path: Path) -> None:
