@@ -14,6 +14,7 @@ from flatrock.attacks.craft import check_inputs, check_logits
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
 from flatrock.attacks.langevin import Langevin
 from flatrock.core.errors import ConfigError, ModelError, ThreatError
+from flatrock.core.records import Result
 from flatrock.core.threat import L2, Linf
 from flatrock.evaluation.evaluate import evaluate
 
@@ -104,7 +105,13 @@ def test_labels_of_the_wrong_shape_or_type(go: Go, y: Tensor, cure: str) -> None
 @both_ways
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
 def test_labels_of_any_integer_type_work(go: Go, dtype: torch.dtype) -> None:
-    go(nn.Linear(4, 3), X, Y.to(dtype), Linf(0.1))
+    net = nn.Linear(4, 3)
+    found, wanted = go(net, X, Y.to(dtype), Linf(0.1)), go(net, X, Y, Linf(0.1))
+    if isinstance(found, Result) and isinstance(wanted, Result):
+        found, wanted = found.worst, wanted.worst
+    assert isinstance(found, Tensor)
+    assert isinstance(wanted, Tensor)
+    assert torch.equal(found, wanted)
 
 
 @both_ways

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_cases import flatrock, result_of
 from foreign_cases import MODULE
-from typer.testing import CliRunner
 from typer.testing import Result as Done
 
-from flatrock.cli.main import app
 from flatrock.core.records import Result
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
@@ -20,16 +19,6 @@ from flatrock.reports.table import per_class
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay")
 FEW = ("--limit", "40", "--device", "cpu", "--no-doubt")
-
-
-def flatrock(*words: str | Path) -> Done:
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-def result_of(done: Done) -> Result:
-    assert done.exit_code == 0, done.output
-    line = next(line for line in done.output.splitlines() if line.startswith("wrote "))
-    return Result.from_json(Path(line.removeprefix("wrote ")).read_text())
 
 
 def class_rows(done: Done) -> list[tuple[str, ...]]:

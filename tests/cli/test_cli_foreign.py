@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from command_cases import flatrock, result_of
 from foreign_cases import MODULE, noise, outputs
 from foreign_nets import GreyCnn, randomised
-from typer.testing import CliRunner
-from typer.testing import Result as Done
 
-from flatrock.cli.main import app
-from flatrock.core.records import Result
 from flatrock.data.dataset import Dataset
 from flatrock.recipes.foreign import load_foreign
 
@@ -40,16 +37,6 @@ def grey(monkeypatch: pytest.MonkeyPatch, here: Path) -> Path:
     monkeypatch.setattr("flatrock.recipes.foreign.load_data", lambda name, split, folder=None: data)
     torch.save({"model_state_dict": net.state_dict(), "ema": net.state_dict()}, here / "grey.pt")
     return here / "grey.pt"
-
-
-def flatrock(*words: str | Path) -> Done:
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-def result_of(done: Done) -> Result:
-    assert done.exit_code == 0, done.output
-    line = next(line for line in done.output.splitlines() if line.startswith("wrote "))
-    return Result.from_json(Path(line.removeprefix("wrote ")).read_text())
 
 
 def test_factory_in_the_current_folder(here: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from curvature_cases import dense_net, samples
+from interrupted import stopped
 from torch import Tensor, nn
 
 from flatrock.core.progress import Silent
@@ -20,20 +20,6 @@ from flatrock.diagnostics.ledger import Ledger
 QUICK = Settings(probes=2, runs=2, steps=4, top=2, awp_steps=2)
 # Lanczos runs, strips of 16 rows or the whole and its layers, AWP, SAM.
 PARTS = {"exact": 2 + 9 + 2, "hutch++": 2 + 4 + 2, "hutchinson": 2 + 4 + 2}
-
-
-def stop(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Ctrl-C when so many parts are kept."""
-    put, calls = Ledger.put, 0
-
-    def stops(ledger: Ledger, key: str, value: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > after:
-            raise KeyboardInterrupt
-        put(ledger, key, value)
-
-    monkeypatch.setattr(Ledger, "put", stops)
 
 
 class Bar(Silent):
@@ -96,8 +82,7 @@ def test_a_measurement_stopped_anywhere_ends_the_same(
     monkeypatch.setattr(exact_module, "KEPT", 16)
     file, bar, last = tmp_path / "a.part", Bar(), after == PARTS[trace]
     whole = measured(Kept(), trace=trace)
-    with monkeypatch.context() as patch:
-        stop(patch, after)
+    with stopped(after):
         if last:
             measured(Kept(Ledger(file, {}, resume=False)), trace=trace)
         else:

@@ -86,3 +86,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         select={"size": 40},
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs of AT on digits, both kept; to be copied, not written to."""
+    folder = tmp_path_factory.mktemp("curvatures") / "tiny"
+    train_recipe(
+        "digits_at",
+        folder=folder,
+        device="cpu",
+        data={"limit": 512},
+        train={"epochs": 2, "batch_size": 64, "keep": {"every": 1}},
+        attack={"steps": 2},
+        select={"size": 40, "attack": "pgd-2"},
+    )
+    return folder

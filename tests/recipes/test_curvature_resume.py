@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupted import stopped
 from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
@@ -25,7 +26,6 @@ from flatrock.diagnostics.ledger import Ledger
 from flatrock.engine.folder import OWN_FILE
 from flatrock.recipes import curvature as module
 from flatrock.recipes.curvature import Sampling, measure_curvature, planned_curvature
-from flatrock.recipes.train import train_recipe
 
 QUICK = Settings(probes=2, layers=False, runs=2, steps=4, top=2, awp_steps=1)
 FEW = Sampling(images=20)
@@ -35,32 +35,16 @@ PARTS = 10
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two epochs of AT on digits; both are kept."""
-    folder = tmp_path_factory.mktemp("stopped") / "tiny"
-    train_recipe(
-        "digits_at",
-        folder=folder,
-        device="cpu",
-        data={"limit": 512},
-        train={"epochs": 2, "batch_size": 64, "keep": {"every": 1}},
-        attack={"steps": 2},
-        select={"size": 40, "attack": "pgd-2"},
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def whole(trained: Path) -> dict[str, Any]:
+def whole(two_epochs: Path) -> dict[str, Any]:
     """What an uninterrupted measurement of the last epoch says."""
-    record, file = measure_curvature(trained / "last.safetensors", FEW, QUICK)
+    record, file = measure_curvature(two_epochs / "last.safetensors", FEW, QUICK)
     file.unlink()
     return told(record)
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(trained, tmp_path / "tiny")
+def run(two_epochs: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(two_epochs, tmp_path / "tiny")
 
 
 def told(record: CurvatureRecord) -> dict[str, Any]:
@@ -77,40 +61,17 @@ def call(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["curvature", *map(str, words), "--device", "cpu"])
 
 
-@pytest.fixture
-def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]], Any]:
-    """Does something, with Ctrl-C when so many parts are kept."""
-
-    def doing(after: int, work: Callable[[], Any]) -> Any:
-        put, calls = Ledger.put, 0
-
-        def stops(ledger: Ledger, key: str, value: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls > after:
-                raise KeyboardInterrupt
-            put(ledger, key, value)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Ledger, "put", stops)
-            return work()
-
-    return doing
-
-
-def begin(run: Path, stopped: Callable[..., Any], after: int = 3) -> Path:
+def begin(run: Path, after: int = 3) -> Path:
     """The file of a measurement of the last epoch that was stopped."""
-    with pytest.raises(KeyboardInterrupt):
-        stopped(after, lambda: measure_curvature(run / "last.safetensors", FEW, QUICK))
+    with pytest.raises(KeyboardInterrupt), stopped(after):
+        measure_curvature(run / "last.safetensors", FEW, QUICK)
     (part,) = run.glob("curvature-*.part")
     return part
 
 
 @pytest.mark.parametrize("after", range(PARTS))
-def test_a_measurement_stopped_anywhere_ends_the_same(
-    run: Path, whole: dict[str, Any], stopped: Callable[..., Any], after: int
-) -> None:
-    part = begin(run, stopped, after)
+def test_a_measurement_stopped_anywhere_ends_the_same(run: Path, whole: dict[str, Any], after: int) -> None:
+    part = begin(run, after)
     assert OWN_FILE.fullmatch(part.name)
     assert len(part.read_text().splitlines()) == 1 + after
     spent = sum(json.loads(line)["seconds"] for line in part.read_text().splitlines()[1:])
@@ -146,9 +107,9 @@ def interrupted(*_: object) -> str:
     raise KeyboardInterrupt
 
 
-def test_without_resume_it_starts_anew(run: Path, whole: dict[str, Any], stopped: Callable[..., Any]) -> None:
-    part = begin(run, stopped, 7)
-    assert begin(run, stopped, 2) == part
+def test_without_resume_it_starts_anew(run: Path, whole: dict[str, Any]) -> None:
+    part = begin(run, 7)
+    assert begin(run, 2) == part
     assert len(part.read_text().splitlines()) == 3
     assert told(measure_curvature(run / "last.safetensors", FEW, QUICK)[0]) == whole
     assert not part.exists()
@@ -169,13 +130,12 @@ def test_without_resume_it_starts_anew(run: Path, whole: dict[str, Any], stopped
 )
 def test_other_settings_are_refused_and_nothing_is_deleted(
     run: Path,
-    stopped: Callable[..., Any],
     sampling: dict[str, Any],
     settings: dict[str, Any],
     beta: float | None,
     fault: str,
 ) -> None:
-    part = begin(run, stopped)
+    part = begin(run)
     before = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
     how = replace(FEW, **sampling), replace(QUICK, **settings)
     for ask in (measure_curvature, planned_curvature):
@@ -184,8 +144,8 @@ def test_other_settings_are_refused_and_nothing_is_deleted(
     assert {file: file.read_bytes() for file in run.iterdir() if file.is_file()} == before
 
 
-def test_other_weights_and_another_device_are_refused(run: Path, stopped: Callable[..., Any]) -> None:
-    begin(run, stopped)
+def test_other_weights_and_another_device_are_refused(run: Path) -> None:
+    begin(run)
     with pytest.raises(StateError, match=r"different: device\)"):
         planned_curvature(run / "last.safetensors", FEW, QUICK, device="cuda", resume=True)
     (part,) = run.glob("*.part")
@@ -195,9 +155,9 @@ def test_other_weights_and_another_device_are_refused(run: Path, stopped: Callab
 
 
 def test_inputs_that_were_not_made_again_bit_by_bit_are_measured_anew(
-    run: Path, stopped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin(run, stopped, 7)
+    begin(run, 7)
     craft, made = module.Crafted.__call__, []
     monkeypatch.setattr(module.Crafted, "__call__", lambda self, model: craft(self, model) + 1e-6)
     put = Ledger.put
@@ -233,11 +193,10 @@ def test_a_finished_record_is_read_if_it_answers_the_question(run: Path, monkeyp
         assert told(CurvatureRecord.from_json(file.read_bytes())) == told(first)
 
 
-def test_the_command_goes_on_where_it_was_stopped(
-    run: Path, stopped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_goes_on_where_it_was_stopped(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (run, "--which", "epoch-1,last", *WORDS)
-    done = stopped(PARTS + 4, lambda: call(*words))
+    with stopped(PARTS + 4):
+        done = call(*words)
     assert done.exit_code == 130, done.output
     assert "the same command with --resume goes on from the last finished part" in " ".join(done.output.split())
     (finished,), (part,) = run.glob("curvature-*.json"), run.glob("curvature-*.part")

@@ -29,26 +29,14 @@ from flatrock.recipes.curvature import Sampling, measure_curvature, planned_curv
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.part import check_classes, data_part
 from flatrock.recipes.restore import load
-from flatrock.recipes.train import train_recipe
 
 QUICK = Settings(probes=2, runs=1, steps=4, top=2, awp_steps=2)
 WORDS = ("--images", "20", "--probes", "2", "--runs", "1", "--steps", "4", "--top", "2", "--awp-steps", "1")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two epochs of AT on digits; both are kept."""
-    folder = tmp_path_factory.mktemp("curvatures") / "tiny"
-    train_recipe(
-        "digits_at",
-        folder=folder,
-        device="cpu",
-        data={"limit": 512},
-        train={"epochs": 2, "batch_size": 64, "keep": {"every": 1}},
-        attack={"steps": 2},
-        select={"size": 40, "attack": "pgd-2"},
-    )
-    return folder
+def run(two_epochs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(two_epochs, tmp_path_factory.mktemp("measured") / "tiny")
 
 
 @pytest.fixture(scope="module")

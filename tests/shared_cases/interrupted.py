@@ -1,8 +1,15 @@
-"""A listener that ends an evaluation as a kill would, between two batches."""
+"""Work that ends as a kill or Ctrl-C would end it: an evaluation between two batches, a measurement between parts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
 from flatrock.core.progress import Silent
+from flatrock.diagnostics.ledger import Ledger
 
 
 class Killed(Exception):
@@ -19,3 +26,20 @@ class Ends(Silent):
         self.left -= 1
         if self.left == 0:
             raise Killed
+
+
+@contextmanager
+def stopped(after: int) -> Iterator[None]:
+    """Ctrl-C when so many parts of a measurement are kept."""
+    put, calls = Ledger.put, 0
+
+    def stops(ledger: Ledger, key: str, value: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise KeyboardInterrupt
+        put(ledger, key, value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "put", stops)
+        yield

@@ -63,13 +63,13 @@ def kl(logits: Tensor, log_clean: Tensor) -> Tensor:
     return F.kl_div(F.log_softmax(logits, 1), log_clean, reduction="none", log_target=True).sum(1)
 
 
-# The fewest classes a loss is defined for, where two are too few, and what to climb instead.
+# The fewest classes a loss is defined for, where there is such a number, and what to climb instead.
 _LEAST_CLASSES = {"dlr": (3, "'cw'"), "targeted dlr": (4, "loss 'margin'")}
 
 
 def need_classes(loss: str, classes: int | None) -> None:
     """ConfigError if the loss of this name is not defined for so few classes; None: not known yet."""
-    least, instead = _LEAST_CLASSES.get(loss, (2, ""))
+    least, instead = _LEAST_CLASSES.get(loss, (0, ""))
     if classes is not None and classes < least:
         raise ConfigError(f"loss {loss!r} needs at least {least} classes, the model has {classes}; use {instead}")
 

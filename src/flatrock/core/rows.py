@@ -46,6 +46,11 @@ class Score:
         """The share of right samples under each name."""
         return {name: float(flags.double().mean()) for name, flags in self.right.items()}
 
+    @property
+    def error(self) -> dict[str, float]:
+        """The standard error a test set of this size leaves to each: sqrt(p (1 - p) / n)."""
+        return {name: sqrt(share * (1 - share) / self.n) for name, share in self.accuracy.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; flags are packed, eight samples to a byte."""
         plain = {k: v for k, v in vars(self).items() if k != "right"}

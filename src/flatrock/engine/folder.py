@@ -109,6 +109,10 @@ class RunFolder:
                 "(in Python: overwrite=True)"
             )
 
+    def known_by(self) -> str:
+        """The checkpoint meant by the run: the best epoch, of the averaged weights where they are kept."""
+        return "average-best" if self.read_info().get("averages") else "best"
+
     def kept(self) -> str:
         """What there is to look at of a run that failed, in a sentence."""
         if self.last.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from flatrock.core.borrow import borrowed, exclusive
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.files import json_text
+from flatrock.core.numbers import plain
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
@@ -131,8 +131,8 @@ def _checked(
     """Inputs, labels and attacks, with those that transfer; what cannot be evaluated is refused first."""
     attacks = attacks if surrogate is None else with_transfer(attacks, like=attacks)
     choose("evaluate", "precision", precision, PRECISIONS)
-    whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)  # numpy's integers too
-    if batch_size is not None and not (whole and batch_size >= 1):
+    size = plain(batch_size)
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
     y = class_indices(y)
     x = check_inputs(x, y, threat)

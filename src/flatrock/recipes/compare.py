@@ -73,8 +73,7 @@ def judged(source: str) -> list[Judged]:
 
 
 def _of_run(folder: Path) -> Judged:
-    info = RunFolder(folder).read_info()
-    file = folder / f"result-{'average-best' if info.get('averages') else 'best'}.json"
+    file = folder / f"result-{RunFolder(folder).known_by()}.json"
     if not file.is_file():
         others = sorted(p.name for p in folder.glob("result-*.json"))
         there = f"; or name one of {', '.join(others)} in it" if others else ""

@@ -53,7 +53,7 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
         look = "name a checkpoint file to look at it anyway" if folder.last.exists() else "train it again"
         raise StateError(f"run {path} FAILED ({info.get('reason')}); {look}")
     if which == "auto":
-        which = "average-best" if info.get("averages") else "best"
+        which = folder.known_by()
     if which.startswith("average") and not info.get("averages"):
         raise StateError(f"{path} keeps no averaged weights; its recipe has no swa under flatness")
     file = path / f"{which}.safetensors"

@@ -110,7 +110,7 @@ def target_lines(name: str, entry: Entry, rows: Sequence[Row], papers: Papers) -
     for seed, row in sorted(by_recipe(rows).get(name, {}).items()):
         score = row.scores[row.main or ""]
         accuracy = {m: 100 * share for m, share in score.accuracy.items()}
-        error = {m: sqrt(share * (100 - share) / score.n) for m, share in accuracy.items()}
+        error = {m: 100 * share for m, share in score.error.items()}
         for target in entry.targets:
             misses = [m for m, least in target.values.items() if accuracy.get(m, 0.0) < least]
             asked = " and ".join(f"{papers.measures[m]} {v:.2f}" for m, v in target.values.items())

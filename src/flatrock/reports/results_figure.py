@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
@@ -76,7 +75,7 @@ def _ours(rows: Sequence[Row], protocol: Protocol, *, first: int) -> tuple[list[
             if y < BROKEN:
                 broken.append(f"{label} ({x:.2f} / {y:.2f})")
                 continue
-            error = (_error(x, score.n), _error(y, score.n))
+            error = (100 * score.error[X], 100 * score.error[Y])
             points.append(Point(str(first + len(points)), label, x, y, error))
     return points, broken
 
@@ -94,11 +93,6 @@ def _theirs(rows: Sequence[Row], papers: Papers) -> list[Point]:
                     said = figure.cite if entry.targets else f"{entry.label}, {figure.cite}"
                     found.setdefault((figure.cite, x, y), Point(ascii_lowercase[len(found) % 26], said, x, y))
     return list(found.values())
-
-
-def _error(share: float, n: int) -> float:
-    """Standard error of an accuracy, in percent."""
-    return sqrt(share * (100 - share) / n)
 
 
 def _text(point: Point) -> str:
