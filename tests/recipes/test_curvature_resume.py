@@ -217,6 +217,9 @@ def test_the_command_goes_on_where_it_was_stopped(run: Path, monkeypatch: pytest
     assert tasks == ["tiny/last, clean loss", "tiny/last, adversarial loss"]
     assert finished.read_bytes() == before
     assert not part.exists()
+    words_of = again.output.replace("\n", "")
+    assert f"read {finished}, which was measured before" in words_of
+    assert f"wrote {part.with_suffix('.json')}" in words_of
     rest = told(CurvatureRecord.from_json(part.with_suffix(".json").read_bytes()))
     assert rest == told(measure_curvature(run / "last.safetensors", FEW, QUICK)[0])
 

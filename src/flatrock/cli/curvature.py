@@ -142,7 +142,7 @@ def _gathered(
             if isinstance(item, CurvatureRecord):
                 records.append(item)
                 continue
-            record, file = measure_curvature(
+            record, _ = measure_curvature(
                 item,
                 sampling,
                 settings,
@@ -152,7 +152,6 @@ def _gathered(
                 resume=resume,
                 progress=progress,
             )
-            progress.say(f"wrote {file}")
             records.append(record)
     return records
 

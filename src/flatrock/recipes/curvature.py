@@ -114,10 +114,11 @@ def measure_curvature(
     """
     subject = _subject(checkpoint, sampling, data_folder, torch.device(device))
     plan = _plan(subject, sampling, settings, beta, data_folder)
-    target = _target(plan, subject, sampling)
+    target, listener = _target(plan, subject, sampling), progress or Silent()
     part, identity = target.with_suffix(".part"), _identity(plan, sampling, device)
     if resume and (known := _finished(target, plan)):
         part.unlink(missing_ok=True)  # of a repetition that was stopped
+        listener.say(f"read {target}, which was measured before")
         return known, target
     if resume:
         _check_begun(part, subject, identity)
@@ -134,7 +135,7 @@ def measure_curvature(
             batch_size=crafted.size,
             seed=Seed(sampling.seed).child("curvature", "probes"),
             task=f"{plan.provenance['run']}/{subject.path.stem}, {loss} loss",
-            progress=progress or Silent(),
+            progress=listener,
             # An attack that does not repeat itself bit by bit (on a GPU) makes other inputs: nothing is known of them.
             kept=Kept(ledger, f"{loss} {_fingerprint(x)[:16]} "),
         )
@@ -143,6 +144,7 @@ def measure_curvature(
     record = replace(plan, losses=losses, provenance=_certificate(subject, plan, losses))
     write_atomic(target, record.to_json().encode())
     ledger.close()
+    listener.say(f"wrote {target}")
     return record, target
 
 
