@@ -27,6 +27,7 @@ from flatrock.core.types import Attack
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk
 from flatrock.evaluation.plans import Step
+from flatrock.models.sizes import Filled
 
 T = TypeVar("T")
 # Samples attacked together unless told otherwise; halved when a GPU's memory does not hold them.
@@ -145,7 +146,7 @@ class Exam:
             again = (claimed & classified_right(logits, y)).nonzero().squeeze(1)
             disputed = again.numel()
             if disputed:  # broken, said the fast twin; the model itself decides, and is attacked itself
-                counted = Counted(self.model)
+                counted = Counted(Filled(self.model))  # the twin was made because its rows do not depend on each other
                 with full_precision(self.device):
                     tried = craft(attack, counted, x[again], y[again], self.threat, gen[again], early_stop=True)
                 self.crafting.forwards += counted.forwards

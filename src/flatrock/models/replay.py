@@ -1,4 +1,4 @@
-"""Passes of a network on a GPU, recorded once per batch size and replayed: small batches then cost no launches."""
+"""Passes of a network on a GPU, recorded once per size of batches and replayed: small batches then cost no launches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import in_words
+from flatrock.models.sizes import rounded
 
 # Batches up to this size are recorded; the kernels of larger ones take longer than launching them.
 LARGEST = 1024
-# Sizes are rounded up to a multiple of this, so that few recordings serve many sizes.
-MULTIPLE = 32
 # A pass of a size is recorded when it is met this often, work of many passes the second time: recording costs as much
 # as a few times doing it.
 OFTEN = {"pass": 8, "whole": 2}
@@ -128,7 +127,7 @@ class Replay:
         if self._inside or not _fits(x):
             return work(x)
         through = self._gradients and x.requires_grad and torch.is_grad_enabled()
-        key = (through, _rounded(x.shape[0]), *x.shape[1:])
+        key = (through, rounded(x.shape[0]), *x.shape[1:])
         with torch.cuda.device(x.device):
             if key not in self._recorded and self._is_due("pass", key):
                 room = torch.zeros(key[1:], dtype=x.dtype, device=x.device, requires_grad=through)
@@ -148,7 +147,7 @@ class Replay:
         """
         if self._inside or not _fits(tensors[0]) or not _hashable(name):
             return work(*tensors)
-        key = (name, *((_rounded(t.shape[0]), *t.shape[1:], t.dtype) for t in tensors))
+        key = (name, *((rounded(t.shape[0]), *t.shape[1:], t.dtype) for t in tensors))
         if "whole" in self.refused and key not in self._wholes:
             return work(*tensors)  # its passes may still be recorded one by one
         with torch.cuda.device(tensors[0].device), self._as_a_whole():
@@ -236,14 +235,9 @@ def _hashable(name: Hashable) -> bool:
     return True
 
 
-def _rounded(count: int) -> int:
-    """The size whose recording serves a batch of this size."""
-    return -(-count // MULTIPLE) * MULTIPLE
-
-
 def _padded(x: Tensor) -> Tensor:
     """A copy whose rows, zeros at the end, are as many as a recording has."""
-    room = x.new_zeros(_rounded(x.shape[0]), *x.shape[1:])
+    room = x.new_zeros(rounded(x.shape[0]), *x.shape[1:])
     room[: x.shape[0]].copy_(x)
     return room
 

@@ -21,6 +21,7 @@ from flatrock.models.compare import near
 from flatrock.models.fused import fused
 from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, follow, refold
 from flatrock.models.replay import Replay
+from flatrock.models.sizes import filled, size_for
 from flatrock.models.turned import TurnedConv, turn
 
 # Largest entry of each row of the gradient where it enters the network. Confident samples have tiny gradients and
@@ -163,7 +164,10 @@ class Twin(nn.Module, Replayer):
         return logits
 
     def _pass(self, x: Tensor) -> Tensor:
-        return self.inside(x if self._direct else x.to(self._dtype)).float()
+        def logits(rows: Tensor) -> Tensor:
+            return self.inside(rows if self._direct else rows.to(self._dtype)).float()
+
+        return filled(logits, x, size_for(x))
 
 
 def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16, gradients: bool = False) -> Twin:
