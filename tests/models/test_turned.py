@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from flatrock.core.layout import layout_of
 from flatrock.core.rng import Seed, kept_global_rng
-from flatrock.models.fused import fused
 from flatrock.models.fused_layers import FoldedConv
 from flatrock.models.turned import TurnedConv, turnable
 from flatrock.models.twin import Twin
@@ -109,11 +108,6 @@ def test_a_shift_is_turned_too() -> None:
         if isinstance(layer, FoldedConv | TurnedConv):
             assert layer.turned is not None
             assert torch.equal(layer.turned, layer.weight.transpose(0, 1).flip(2, 3))
-
-
-def test_an_evaluation_turns_nothing() -> None:
-    inner, _ = fused(Net().eval(), fold=False)
-    assert not any(isinstance(m, TurnedConv) for m in inner.modules())
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 
@@ -59,7 +60,7 @@ def test_follows_the_network(name: str, gradients: bool) -> None:
     twin = faithful(model, probe_inputs(model), dtype=torch.float64, gradients=gradients)
     assert twin.plain
     folded = any(isinstance(m, FoldedConv) for m in twin.modules())
-    assert folded == (gradients and name != "moons_mlp"), "only training's copy: evaluations have many sizes"
+    assert folded == (name != "moons_mlp")
     for seed in (1, 2):
         drifted(model, seed)
         twin.follow()
@@ -246,11 +247,29 @@ def test_a_network_whose_rows_mix_has_no_twin(make: type[nn.Module]) -> None:
         faithful(model, torch.rand(8, 4, generator=Seed(2).generator()))
 
 
-def test_a_twin_is_freed_with_its_last_name() -> None:
-    twin = Twin(create_model("digits_cnn", num_classes=10).eval())
-    gone = weakref.ref(twin)
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_twin_is_freed_with_its_last_name(name: str, no_collector: None) -> None:
+    """All of it, and what it was made of, at once: the memory of a GPU cannot wait for Python's collector."""
+    model = create_model(name, num_classes=10).eval()
+    before = parameters_alive()
+    twin = faithful(model, probe_inputs(model))
+    gradient(twin, probe_inputs(model)[:2])
+    held = [weakref.ref(tensor) for tensor in (*twin.parameters(), *twin.buffers())]
+    assert parameters_alive() > before
     del twin
-    assert gone() is None
+    assert all(tensor() is None for tensor in held)
+    assert parameters_alive() == before
+
+
+def parameters_alive() -> int:
+    return sum(type(thing) is nn.Parameter for thing in gc.get_objects())
 
 
 @pytest.mark.gpu
@@ -344,7 +363,7 @@ def test_follows_weights_plus_a_shift(kind: type[Shared], width: int, gradients:
     x = torch.rand(5, 3, 6, 6, dtype=torch.float64, generator=Seed(2).generator())
     twin = faithful(model, x, dtype=torch.float64, gradients=gradients)
     assert twin.plain
-    assert sum(isinstance(m, FoldedConv) for m in twin.modules()) == (2 if gradients and kind is SharedFolded else 0)
+    assert sum(isinstance(m, FoldedConv) for m in twin.modules()) == (2 if kind is SharedFolded else 0)
     shift = {name: 0.1 * torch.ones_like(p) for name, p in model.named_parameters()}
     assert list(shift) == ["a.weight", "a.bias", "b.bias", "norm.weight", "norm.bias"]
     for some in (shift, {"a.weight": shift["a.weight"]}, {"norm.bias": shift["norm.bias"]}, {}):

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from flatrock.core.errors import StateError, TrainingError
-from flatrock.core.garbage import collected
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import EpochRecord, Run, best_record
 from flatrock.core.rng import kept_global_rng, seed_layers
@@ -93,12 +92,10 @@ def _note_memory(job: Job, folder: RunFolder) -> None:
 
 def _probed(job: Job, model: nn.Module) -> ProbeOutcome:
     """What the probe says. On a GPU it takes more memory than a step does; that is given back and not remembered."""
-    if job.device.type != "cuda":
-        return job.probe(model)
-    with collected():  # traced copies of the network hold themselves
-        outcome = job.probe(model)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(job.device)
+    outcome = job.probe(model)
+    if job.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(job.device)
     return outcome
 
 

@@ -19,13 +19,13 @@ RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
 SUMS = (operator.add, torch.add)
 
 
-def fused(model: nn.Module, *, trace: bool = True, fold: bool = True) -> tuple[nn.Module, bool]:
+def fused(model: nn.Module, *, trace: bool = True) -> tuple[nn.Module, bool]:
     """The network with every BatchNorm (eval mode) as an `Affine`, and whether it is a plain sequence of operations.
 
-    Where the network can be traced, the sum before a BatchNorm and the ReLU behind it go into the same kernel, and with
-    `fold` a BatchNorm between a convolution and a ReLU becomes part of the convolution; where it cannot, they stay. A
-    trace knows no aliases: who changes a tensor in place and reads it under another name gets something else. Compare
-    before you trust it. The modules are changed in place: give a copy.
+    Where the network can be traced, the sum before a BatchNorm and the ReLU behind it go into the same kernel, and a
+    BatchNorm between a convolution and a ReLU becomes part of the convolution; where it cannot, they stay. A trace
+    knows no aliases: who changes a tensor in place and reads it under another name gets something else. Compare before
+    you trust it. The modules are changed in place: give a copy.
     """
     traced = _traced(model) if trace else None
     if traced is None:
@@ -34,14 +34,15 @@ def fused(model: nn.Module, *, trace: bool = True, fold: bool = True) -> tuple[n
                 parent, _, last = name.rpartition(".")
                 setattr(model.get_submodule(parent), last, Affine(module, name))
         return model, False
-    surgery = _Surgery(traced, fold=fold)
+    surgery = _Surgery(traced)
     for node in list(traced.graph.nodes):
         surgery.operate(node)
-    for node in list(traced.graph.nodes) if fold else ():
+    for node in list(traced.graph.nodes):
         surgery.turn(node)
     traced.graph.lint()
     traced.recompile()
     traced.delete_all_unused_submodules()
+    traced.graph.owning_module = None  # or it would hold itself, and its memory, until Python looks for garbage
     return traced, True
 
 
@@ -53,21 +54,31 @@ def _traced(model: nn.Module) -> fx.GraphModule | None:
         return None  # a stand-in would be put in the place of optional arguments too
     before = random_states()
     try:
-        traced, again = fx.symbolic_trace(model), fx.symbolic_trace(model)
+        graph, again = _graph(model), _graph(model)
+        traced = fx.GraphModule(model, graph)
     except Exception:  # whatever a foreign network does when it meets a stand-in for a tensor
         return None
     if random_states() != before:
         return None  # it tossed a coin; the trace would hold one side of it
     # Numbers and tensors the network makes on its own, random ones perhaps, would be frozen to what they were.
-    constant = any(n.op == "get_attr" and str(n.target).startswith("_tensor_constant") for n in traced.graph.nodes)
-    return None if constant or str(traced.graph) != str(again.graph) else traced
+    constant = any(n.op == "get_attr" and str(n.target).startswith("_tensor_constant") for n in graph.nodes)
+    return None if constant or str(graph) != str(again) else traced
+
+
+def _graph(model: nn.Module) -> fx.Graph:
+    """What the network does with its inputs, step by step."""
+    tracer = fx.Tracer()
+    try:
+        return tracer.trace(model)
+    finally:
+        vars(tracer).clear()  # it holds itself, and would hold the network until Python looks for garbage
 
 
 class _Surgery:
     """Replaces nodes of a traced network one by one."""
 
-    def __init__(self, traced: fx.GraphModule, *, fold: bool) -> None:
-        self.traced, self.fold = traced, fold
+    def __init__(self, traced: fx.GraphModule) -> None:
+        self.traced = traced
         self.modules = dict(traced.named_modules())
 
     def operate(self, node: fx.Node) -> None:
@@ -95,7 +106,7 @@ class _Surgery:
         relu = len(users) == 1 and self._is_relu(users[0])
         source = node.args[0]
         last = users[0] if relu else node
-        if relu and self.fold and (conv := self._conv_for(source)) is not None:
+        if relu and (conv := self._conv_for(source)) is not None:
             assert isinstance(source, fx.Node)
             layer = FoldedConv(conv, str(source.target), Affine(norm, name, relu=True))
             self._replace(last, self._insert(node, layer, source.args))

@@ -86,9 +86,7 @@ class Twin(nn.Module, Replayer):
     ) -> None:
         super().__init__()
         self._dtype = dtype
-        # cuDNN prepares folded convolutions anew for every size of batches, which takes milliseconds each: training has
-        # one size, an evaluation, which drops samples as they break, has many.
-        self.inner, self.plain = fused(copy.deepcopy(model).eval(), trace=trace, fold=gradients)
+        self.inner, self.plain = fused(copy.deepcopy(model).eval(), trace=trace)
         self.inner.to(dtype).requires_grad_(False)
         self._channels_last = channels_last and any(p.dim() == 4 for p in self.inner.parameters())
         if self._channels_last:
@@ -178,7 +176,7 @@ def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16,
     ModelError if its rows depend on each other.
     """
     x = x[:COMPARED]
-    trace = _same_function(model, x, fold=gradients)
+    trace = _same_function(model, x)
     ways = [{"trace": t, "channels_last": c} for t in ((True, False) if trace else (False,)) for c in (True, False)]
     for i, way in enumerate(ways):
         try:
@@ -194,7 +192,7 @@ def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16,
     raise AssertionError("there is always a way to try")
 
 
-def _same_function(model: nn.Module, x: Tensor, *, fold: bool) -> bool:
+def _same_function(model: nn.Module, x: Tensor) -> bool:
     """Whether the fused trace answers as the network does, row by row; ModelError for a network whose rows mix.
 
     Each row of a gradient is resized on its own, which is only right where rows do not depend on each other.
@@ -204,7 +202,7 @@ def _same_function(model: nn.Module, x: Tensor, *, fold: bool) -> bool:
         few = max(len(x) // 2, 1)
         if not near(model(x[:few]), true[:few]):
             raise ModelError("its answer to an input depends on the rest of the batch")
-        inner, plain = fused(copy.deepcopy(model), fold=fold)
+        inner, plain = fused(copy.deepcopy(model))
         if not plain:
             return False
         with redirect_stderr(StringIO()):
