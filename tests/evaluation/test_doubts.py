@@ -19,6 +19,7 @@ from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.plans import Step, make_plan
 from flatrock.evaluation.tally import Tally
+from flatrock.models.sizes import rounded
 
 
 class Net(nn.Module):
@@ -439,6 +440,17 @@ def test_e11_a_twin_that_calls_samples_broken_too_early() -> None:
     assert tally.standing == exact.robust, "what the twin only called broken was attacked again, in full precision"
     assert tally.costs["pgd-10"]["backwards"] > 0
     assert (exam.crafting.forwards, exam.crafting.backwards) == (0, 0)
+
+
+def test_what_is_disputed_is_attacked_in_few_sizes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; the verdicts and the counts are the same."""
+    _, before, _ = examined(0.4)
+    seen: list[int] = []
+    monkeypatch.setattr("flatrock.models.sizes.size_for", lambda x: seen.append(x.shape[0]) or rounded(x.shape[0]))
+    _, tally, _ = examined(0.4)
+    assert len(set(seen)) > 1, "samples leave as they break"
+    assert torch.equal(tally.survivors, before.survivors)
+    assert all(tally.costs["pgd-10"][k] == before.costs["pgd-10"][k] for k in ("forwards", "backwards"))
 
 
 def test_e11_not_for_a_faithful_twin() -> None:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.losses import cross_entropy, dlr
+from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf
 from flatrock.core.types import SampleLoss
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.fast_model import AGREEMENT, Counted, half_model
+from flatrock.models.sizes import rounded
 from flatrock.models.twin import Twin
 
 HALF = 2.0**-10  # rounding to float16 changes a number by half of this at most
@@ -238,6 +240,68 @@ def test_an_evaluation_in_half_precision_finds_what_full_precision_finds(digits:
     assert half.findings == full.findings == ()
     assert abs(half.robust - full.robust) <= 1 / 60
     assert half.costs["pgd-5"]["forwards"] == pytest.approx(full.costs["pgd-5"]["forwards"], rel=0.02)
+
+
+@pytest.fixture
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are filled up as on a GPU."""
+    for user in ("sizes", "twin"):
+        monkeypatch.setattr(f"flatrock.models.{user}.size_for", lambda x: rounded(x.shape[0]))
+
+
+def test_filled_batches_cost_and_find_the_same(
+    digits: Any, digits_model: nn.Module, request: pytest.FixtureRequest
+) -> None:
+    x, y = digits.test_x[:50], digits.test_y[:50]
+    plan = ["pgd-5", "apgd-t:steps=3", "square:queries=20"]
+    one = evaluate(digits_model, x, y, Linf(0.1), attacks=plan, precision="half", batch_size=50)
+    request.getfixturevalue("few_sizes")
+    two = evaluate(digits_model, x, y, Linf(0.1), attacks=plan, precision="half", batch_size=50)
+    assert 0 < one.robust < one.clean
+    for name in one.flags:
+        assert torch.equal(one.flags[name], two.flags[name])
+    for name in plan_labels(one):
+        for count in ("forwards", "backwards"):
+            assert one.costs[name][count] == two.costs[name][count]
+
+
+def plan_labels(result: Result) -> list[str]:
+    return [name for name in result.flags if name != "clean"]
+
+
+class Small(nn.Module):
+    """A network for which memory is short: it takes so many rows at most, where gradients are wanted."""
+
+    def __init__(self, inner: nn.Module, room: int) -> None:
+        super().__init__()
+        self.inner, self.room = inner, room
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad and bool(x.shape[0] > self.room):
+            raise torch.OutOfMemoryError("no room")
+        out: Tensor = self.inner(x)
+        return out
+
+
+@pytest.mark.parametrize("room", [1, 4, 16])
+def test_a_batch_is_not_filled_beyond_what_was_asked_for(
+    digits: Any, digits_model: nn.Module, few_sizes: None, room: int
+) -> None:
+    x, y = digits.test_x[:20], digits.test_y[:20]
+    model = Small(digits_model, room).eval()
+    result = evaluate(model, x, y, Linf(0.1), attacks=["pgd-3"], precision="half", batch_size=room)
+    assert result.provenance["precision"] == "float16"
+    assert 0 < result.robust < result.clean
+
+
+def test_where_gradients_take_too_much_memory_batches_are_halved(digits: Any, digits_model: nn.Module) -> None:
+    """Also those of the first look at them."""
+    x, y = digits.test_x[:100], digits.test_y[:100]
+    result = evaluate(Small(digits_model, 30).eval(), x, y, Linf(0.1), attacks=["pgd-3"], precision="full")
+    roomy = evaluate(digits_model, x, y, Linf(0.1), attacks=["pgd-3"], precision="full")
+    assert result.provenance["batch_size"] == 25
+    assert torch.equal(result.flags["pgd-3"], roomy.flags["pgd-3"])
+    assert result.findings == roomy.findings
 
 
 @pytest.mark.gpu

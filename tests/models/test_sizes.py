@@ -13,7 +13,10 @@ from flatrock.models.sizes import Filled, filled, rounded, size_for
     ("count", "size"),
     [
         (0, 0),
-        (1, 32),
+        (1, 1),
+        (2, 2),
+        (3, 4),
+        (17, 32),
         (32, 32),
         (33, 64),
         (512, 512),
@@ -30,8 +33,8 @@ def test_rounded(count: int, size: int) -> None:
 
 def test_few_sizes_with_little_to_fill() -> None:
     counts = range(1, 4097)
-    assert len({rounded(n) for n in counts}) == 32 + 16 + 16
-    assert all(n <= rounded(n) == rounded(rounded(n)) for n in counts)
+    assert len({rounded(n) for n in counts}) == 6 + 31 + 16 + 16
+    assert all(n <= rounded(n) == rounded(rounded(n)) < 2 * n for n in counts)
     assert max((rounded(n) - n) / n for n in counts if n > 512) <= 1 / 16
 
 
@@ -71,4 +74,4 @@ def test_on_a_gpu_it_is_filled_up() -> None:
     network.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[0]))
     x = torch.rand(3, 2, device="cuda")
     assert torch.equal(Filled(network)(x), x)
-    assert seen == [32]
+    assert seen == [4]

@@ -41,12 +41,11 @@ LONGEST = 388.0
 def doubts_before(exam: Exam, logits: Tensor, precision_note: str) -> list[Finding]:
     """Probabilities instead of logits, a randomised model, gradients that are zero or not finite, no half precision."""
     rows = torch.arange(min(exam.batch_size, exam.x.shape[0], FEW))
-    x, y = exam.inputs(rows)
-    again = exam.verdict(x).cpu()
+    again = exam.verdict(exam.inputs(rows)[0]).cpu()
     return [
         *check_probabilities(logits),
         *check_random(logits[rows], again),
-        *check_gradients(_gradient_sizes(exam, x, y)),
+        *check_gradients(exam.fitting(lambda part: _gradient_sizes(exam, *exam.inputs(part)), rows)),
         *check_precision(precision_note),
     ]
 

@@ -76,7 +76,7 @@ class Exam:
         logits, margins = [], []
         rows = torch.arange(self.x.shape[0])
         while len(rows):
-            answer, y = self._fitting(self._answers, rows)
+            answer, y = self.fitting(self._answers, rows)
             logits.append(answer.cpu())
             margins.append(-margin(answer, y).cpu())
             rows = rows[len(answer) :]
@@ -95,9 +95,9 @@ class Exam:
 
     def attempt(self, step: Step, rows: Tensor) -> Chunk:
         """Try one attack on the first batch of these samples."""
-        return self._fitting(lambda part: self._attempt(step, part), rows)
+        return self.fitting(lambda part: self._attempt(step, part), rows)
 
-    def _fitting(self, work: Callable[[Tensor], T], rows: Tensor) -> T:
+    def fitting(self, work: Callable[[Tensor], T], rows: Tensor) -> T:
         """Work on the first batch of these samples; where memory is short, on half of it, from then on."""
         while True:
             part = rows[: self.batch_size]

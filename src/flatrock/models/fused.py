@@ -35,14 +35,16 @@ def fused(model: nn.Module, *, trace: bool = True) -> tuple[nn.Module, bool]:
                 setattr(model.get_submodule(parent), last, Affine(module, name))
         return model, False
     surgery = _Surgery(traced)
-    for node in list(traced.graph.nodes):
-        surgery.operate(node)
-    for node in list(traced.graph.nodes):
-        surgery.turn(node)
-    traced.graph.lint()
-    traced.recompile()
-    traced.delete_all_unused_submodules()
-    traced.graph.owning_module = None  # or it would hold itself, and its memory, until Python looks for garbage
+    try:
+        for node in list(traced.graph.nodes):
+            surgery.operate(node)
+        for node in list(traced.graph.nodes):
+            surgery.turn(node)
+        traced.graph.lint()
+        traced.recompile()
+        traced.delete_all_unused_submodules()
+    finally:
+        traced.graph.owning_module = None  # or it would hold itself, and its memory, until Python looks for garbage
     return traced, True
 
 
@@ -55,14 +57,12 @@ def _traced(model: nn.Module) -> fx.GraphModule | None:
     before = random_states()
     try:
         graph, again = _graph(model), _graph(model)
-        traced = fx.GraphModule(model, graph)
+        tossed = random_states() != before  # a coin; the trace would hold one side of it
+        # Numbers and tensors the network makes on its own, random ones perhaps, would be frozen to what they were.
+        constant = any(n.op == "get_attr" and str(n.target).startswith("_tensor_constant") for n in graph.nodes)
+        return None if tossed or constant or str(graph) != str(again) else fx.GraphModule(model, graph)
     except Exception:  # whatever a foreign network does when it meets a stand-in for a tensor
         return None
-    if random_states() != before:
-        return None  # it tossed a coin; the trace would hold one side of it
-    # Numbers and tensors the network makes on its own, random ones perhaps, would be frozen to what they were.
-    constant = any(n.op == "get_attr" and str(n.target).startswith("_tensor_constant") for n in graph.nodes)
-    return None if constant or str(graph) != str(again) else traced
 
 
 def _graph(model: nn.Module) -> fx.Graph:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import in_words
-from flatrock.models.sizes import rounded
+from flatrock.models.sizes import MULTIPLE, rounded
 
 # Batches up to this size are recorded; the kernels of larger ones take longer than launching them.
 LARGEST = 1024
@@ -127,7 +127,7 @@ class Replay:
         if self._inside or not _fits(x):
             return work(x)
         through = self._gradients and x.requires_grad and torch.is_grad_enabled()
-        key = (through, rounded(x.shape[0]), *x.shape[1:])
+        key = (through, _room(x.shape[0]), *x.shape[1:])
         with torch.cuda.device(x.device):
             if key not in self._recorded and self._is_due("pass", key):
                 room = torch.zeros(key[1:], dtype=x.dtype, device=x.device, requires_grad=through)
@@ -147,7 +147,7 @@ class Replay:
         """
         if self._inside or not _fits(tensors[0]) or not _hashable(name):
             return work(*tensors)
-        key = (name, *((rounded(t.shape[0]), *t.shape[1:], t.dtype) for t in tensors))
+        key = (name, *((_room(t.shape[0]), *t.shape[1:], t.dtype) for t in tensors))
         if "whole" in self.refused and key not in self._wholes:
             return work(*tensors)  # its passes may still be recorded one by one
         with torch.cuda.device(tensors[0].device), self._as_a_whole():
@@ -235,9 +235,14 @@ def _hashable(name: Hashable) -> bool:
     return True
 
 
+def _room(count: int) -> int:
+    """The size whose recording serves a batch of this size."""
+    return rounded(max(count, MULTIPLE))
+
+
 def _padded(x: Tensor) -> Tensor:
     """A copy whose rows, zeros at the end, are as many as a recording has."""
-    room = x.new_zeros(rounded(x.shape[0]), *x.shape[1:])
+    room = x.new_zeros(_room(x.shape[0]), *x.shape[1:])
     room[: x.shape[0]].copy_(x)
     return room
 

@@ -7,13 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# Sizes are multiples of this, larger ones of more: each doubling has as many sizes as the last one before it.
+# Sizes are powers of two up to this, then its multiples, and from 1024 on 16 for each doubling.
 MULTIPLE = 32
 
 
 def rounded(count: int) -> int:
-    """The size that serves a batch of `count` rows: at most 1/16 more beyond 512, and 31 rows more below."""
-    step = max(MULTIPLE, (1 << max(count - 1, 0).bit_length()) // MULTIPLE)
+    """The size that serves a batch of `count` rows: never twice as many, so that halves of a batch need less memory."""
+    doubled = 1 << max(count - 1, 0).bit_length()
+    if count <= MULTIPLE:
+        return min(count, 1) * doubled
+    step = max(MULTIPLE, doubled // MULTIPLE)
     return -(-count // step) * step
 
 

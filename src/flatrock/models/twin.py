@@ -165,7 +165,7 @@ class Twin(nn.Module, Replayer):
         def logits(rows: Tensor) -> Tensor:
             return self.inside(rows if self._direct else rows.to(self._dtype)).float()
 
-        return filled(logits, x, size_for(x))
+        return filled(logits, x, x.shape[0] if self._gradients else size_for(x))  # training has one size
 
 
 def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16, gradients: bool = False) -> Twin:
@@ -195,12 +195,13 @@ def faithful(model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float16,
 def _same_function(model: nn.Module, x: Tensor) -> bool:
     """Whether the fused trace answers as the network does, row by row; ModelError for a network whose rows mix.
 
-    Each row of a gradient is resized on its own, which is only right where rows do not depend on each other.
+    Each row of a gradient is resized on its own, and batches are filled up with zeros, which is only right where rows
+    do not depend on each other.
     """
     with mode(model, training=False), kept_buffers(model), full_precision(x.device), torch.no_grad():
         true = model(x)
         few = max(len(x) // 2, 1)
-        if not near(model(x[:few]), true[:few]):
+        if not near(model(x[:few]), true[:few]) or not near(filled(model, x, 2 * len(x)), true):
             raise ModelError("its answer to an input depends on the rest of the batch")
         inner, plain = fused(copy.deepcopy(model))
         if not plain:
