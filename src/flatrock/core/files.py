@@ -96,11 +96,3 @@ def unsealed(line: str, where: str, owner: str = "") -> dict[str, Any]:
             "`flatrock train ... --resume` rebuilds it from the last checkpoint"
         )
     return dict(value)
-
-
-def differences(stored: str, identity: Mapping[str, Any]) -> list[str]:
-    """The keys in which an identity differs from one stored as JSON; ValueError if that is no JSON object."""
-    old, mine = json.loads(stored), json.loads(json_text(dict(identity)))
-    if not isinstance(old, dict):
-        raise ValueError("an identity is a JSON object")
-    return sorted(k for k in old.keys() | mine.keys() if k not in old or k not in mine or old[k] != mine[k])

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flatrock.core.errors import StateError
-from flatrock.core.files import differences, json_text, sealed_line, sha256, unsealed, write_atomic
+from flatrock.core.files import json_text, sealed_line, sha256, unsealed, write_atomic
+from flatrock.core.identity import ANSWERS, differences
 
 
 class Ledger:
@@ -19,7 +20,8 @@ class Ledger:
 
     def __init__(self, path: Path | None, identity: Mapping[str, Any], *, resume: bool) -> None:
         self._path = path
-        self._owner = sha256(json_text(dict(identity)))
+        # Answers are rounded, so that they may differ by a digit between two processes that measure the same.
+        self._owner = sha256(json_text({k: v for k, v in identity.items() if k != ANSWERS}))
         self._known: dict[str, dict[str, Any]] = {}
         if path is None:
             return
@@ -34,7 +36,7 @@ class Ledger:
         lines = path.read_text(errors="replace").splitlines()
         try:
             odd = differences(lines[0], identity)
-        except (ValueError, IndexError) as error:
+        except (ValueError, TypeError, IndexError) as error:
             raise StateError(f"{path} is damaged; delete it to start again") from error
         if odd:
             raise StateError(

@@ -15,6 +15,7 @@ from flatrock.core.borrow import borrowed, exclusive
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.files import json_text
+from flatrock.core.identity import ANSWERS, answers
 from flatrock.core.numbers import plain
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
@@ -27,7 +28,7 @@ from flatrock.evaluation.checks import all_marks, check_marks, check_mode
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home, placed
 from flatrock.evaluation.fast_model import Counted, half_model
-from flatrock.evaluation.journal import ANSWERS, Journal, answers
+from flatrock.evaluation.journal import Journal
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
 from flatrock.evaluation.surrogate import check_answers, check_surrogate, lent
 from flatrock.evaluation.tally import Tally
@@ -80,7 +81,7 @@ def evaluate(
         crafted, note = _crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings += doubts_before(exam, logits, note)
-        identity = {} if journal is None else _identity(exam, steps, seed, crafted, answers(margins, findings))
+        identity = {} if journal is None else _identity(exam, steps, seed, crafted, _said(margins, findings))
         _run(exam, steps, tally, Journal(journal, identity, resume=resume), progress)
         findings += doubts_after(steps, tally, samples=len(x), classes=logits.shape[1])
         findings += doubts_deep(exam, tally) if doubt else []
@@ -181,6 +182,11 @@ def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
         return "float32", note
     exam.crafting, exam.exact = Counted(fast), False
     return note, ""
+
+
+def _said(margins: Tensor, findings: Sequence[Finding]) -> list[float] | None:
+    """The answers; None of a network that answers at random (E05), which cannot be known by them."""
+    return None if any(finding.code == "E05" for finding in findings) else answers(margins)
 
 
 def _identity(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,9 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import StateError
-from flatrock.core.files import differences, json_text, write_atomic
-from flatrock.core.records import Finding
+from flatrock.core.files import json_text, write_atomic
+from flatrock.core.identity import differences
 from flatrock.core.tensorfile import load, save
-
-# How far clean margins may differ between two processes, on average and relative to the margins: far above rounding.
-ALIKE = 0.01
-ANSWERS = "clean answers"  # their name in an identity
 
 
 @dataclass(frozen=True)
@@ -61,11 +56,7 @@ class Journal:
 
     def _check(self, known: Path, identity: Mapping[str, Any]) -> None:
         try:
-            stored = known.read_text()
-            odd = differences(stored, identity)
-            # Other weights or data answer otherwise, and say more.
-            same = len(odd) > 1 or _alike(json.loads(stored).get(ANSWERS), identity.get(ANSWERS))
-            odd = [key for key in odd if key != ANSWERS or not same]
+            odd = differences(known.read_text(), identity)
         except (ValueError, TypeError) as error:
             raise StateError(f"{known} is damaged; start again without --resume") from error
         if odd:
@@ -107,24 +98,6 @@ class Journal:
         """Remove the folder: its result is complete."""
         if self._folder is not None:
             discard(self._folder)
-
-
-def answers(margins: Tensor, findings: Sequence[Finding]) -> list[float] | None:
-    """What tells one function from another with the same weights: the margins of the clean inputs, to four digits.
-
-    None for a network that answers at random (E05), which cannot be known by its answers.
-    """
-    if any(finding.code == "E05" for finding in findings):
-        return None
-    return [float(f"{m:.4g}") for m in torch.nan_to_num(margins.double()).tolist()]
-
-
-def _alike(stored: Sequence[float] | None, now: Sequence[float] | None) -> bool:
-    """Whether these are answers of one function, up to rounding; None, of a network that answers at random, may be."""
-    if stored is None or now is None:
-        return True
-    old, new = torch.tensor(stored, dtype=torch.float64), torch.tensor(now, dtype=torch.float64)
-    return old.shape == new.shape and bool((old - new).abs().mean() <= ALIKE * old.abs().mean())
 
 
 def _unnamed(folder: Path) -> bool:
