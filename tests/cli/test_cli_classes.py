@@ -74,7 +74,7 @@ def animals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     monkeypatch.delitem(sys.modules, "foreign_module", raising=False)
     digits = load_data("digits", "test")
     data = Dataset("digits", digits.x, digits.y, 10, NAMES)
-    monkeypatch.setattr("flatrock.recipes.foreign.load_data", lambda name, split, folder=None: data)
+    monkeypatch.setattr("flatrock.recipes.foreign_model.load_data", lambda name, split, folder=None: data)
     return data
 
 

@@ -34,7 +34,7 @@ def grey(monkeypatch: pytest.MonkeyPatch, here: Path) -> Path:
     net = randomised(GreyCnn()).float()
     x = noise(40, 1, 28, 28)
     data = Dataset("mnist", x, outputs(net, x).argmax(1), 10)
-    monkeypatch.setattr("flatrock.recipes.foreign.load_data", lambda name, split, folder=None: data)
+    monkeypatch.setattr("flatrock.recipes.foreign_model.load_data", lambda name, split, folder=None: data)
     torch.save({"model_state_dict": net.state_dict(), "ema": net.state_dict()}, here / "grey.pt")
     return here / "grey.pt"
 

@@ -37,7 +37,7 @@ def grey(monkeypatch: pytest.MonkeyPatch, here: Path) -> Path:
     net = randomised(GreyCnn()).float()
     x = noise(60, 1, 28, 28)
     data = Dataset("mnist", x, outputs(net, x).argmax(1), 10)
-    monkeypatch.setattr("flatrock.recipes.foreign.load_data", lambda name, split, folder=None: data)
+    monkeypatch.setattr("flatrock.recipes.foreign_model.load_data", lambda name, split, folder=None: data)
     torch.save({"model": net.state_dict(), "ema": net.state_dict()}, here / "grey.pt")
     return here / "grey.pt"
 
@@ -129,7 +129,7 @@ def test_normalisation_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPa
 
     def on(name: str, **more: Any) -> Result:
         data = Dataset(name, x, y, 10)
-        monkeypatch.setattr("flatrock.recipes.foreign.load_data", lambda name, split, folder=None: data)
+        monkeypatch.setattr("flatrock.recipes.foreign_model.load_data", lambda name, split, folder=None: data)
         return evaluate_foreign(**options, data=name, **more)
 
     with pytest.raises(ConfigError, match=r"right on \d+ of 60 samples, but on 60 with that of 'cifar10'; say --norm"):

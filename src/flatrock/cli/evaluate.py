@@ -11,6 +11,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
 from flatrock.cli.shared import check_out
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
@@ -26,7 +27,6 @@ from flatrock.reports.table import Table, class_name, comparison, distances, per
 from flatrock.reports.table import per_class as class_table
 from flatrock.reports.waterfall import draw_waterfall, waterfall
 
-_OWN = "Models that flatrock did not train"
 # So many classes that are equally bad are named; more are counted.
 NAMED = 5
 
@@ -55,19 +55,6 @@ Surrogate = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted evaluation")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 Seed = Annotated[int, typer.Option(help="seed of the attacks' random numbers")]
-Model = Annotated[
-    str | None,
-    typer.Option(rich_help_panel=_OWN, help="a name (flatrock ls models) or package.module:factory of your own"),
-]
-Weights = Annotated[
-    Path | None, typer.Option(rich_help_panel=_OWN, help="a safetensors or torch file; alone if its network is known")
-]
-Data = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="the test set, e.g. cifar10")]
-NumClasses = Annotated[int | None, typer.Option(rich_help_panel=_OWN, help="checked against the model")]
-Normalize = Annotated[
-    str | None, typer.Option(rich_help_panel=_OWN, help="cifar10, ..., or none; what the file stores by default")
-]
-Out = Annotated[Path | None, typer.Option(rich_help_panel=_OWN, help="the .json file to write")]
 
 
 def run(
@@ -106,7 +93,7 @@ def run(
     how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
     how |= {"on_data": shown.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
-        _check_source(source, [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None])
+        check_source([] if source is None else [source], own, "evaluate")
         _check_files(out, csv)
         with TerminalProgress() as progress:
             if source is None:
@@ -155,20 +142,6 @@ class _Shown:
         x = self._data.images(torch.arange(len(self._data)))
         file = stored.with_name(f"{stored.stem}-gallery.png")
         say(f"drew {draw_gallery(x, result, file, names=self.names)}")
-
-
-def _check_source(source: Path | None, given: list[str]) -> None:
-    """Either a run or a model of one's own."""
-    if source is None and not given:
-        raise ConfigError(
-            "nothing to evaluate; name a run folder or checkpoint, or a model of your own with --model or --weights, "
-            "--data, --norm and --eps"
-        )
-    if source is not None and given:
-        raise ConfigError(
-            f"{source} is a run, whose recipe names network and data; leave out {', '.join(given)}, which describe a "
-            "model that is no run, or leave out the run"
-        )
 
 
 def _check_files(out: Path | None, csv: Path | None) -> None:

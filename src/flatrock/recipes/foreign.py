@@ -8,37 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from flatrock.attacks.craft import check_model
-from flatrock.core.borrow import borrowed
 from flatrock.core.device import pick_device
-from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError
 from flatrock.core.files import brief, write_atomic
-from flatrock.core.numbers import number
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result
-from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat
-from flatrock.data.catalog import DATA, load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset, places
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
-from flatrock.evaluation.exam import placed
 from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import make_plan
-from flatrock.models.catalog import NORMALIZATIONS
-from flatrock.models.convert import Normalized
-from flatrock.models.foreign import Foreign, model_faults, open_foreign
+from flatrock.models.foreign import Foreign, open_foreign
 from flatrock.recipes.evaluate import adversarial_file
+from flatrock.recipes.foreign_model import ForeignModel, caught, examine, out_faults
 from flatrock.recipes.restore import Source
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
 
 Attacks = Sequence[str | Mapping[str, Any]]
-# Samples on which other normalisations are tried, and how much one must gain to ask for a decision.
-_TRIED, _GAIN, _LEAST = 200, 0.1, 10
 
 
 def load_foreign(
@@ -90,15 +80,15 @@ def evaluate_foreign(
     `journal` keeps finished batches beside `out` until `store_foreign`; the other options are those of evaluate_run.
     """
     chosen = DEFAULT_ATTACKS if attacks is None else attacks
-    made: dict[str, Any] = {"weights": weights, "num_classes": num_classes, "normalize": normalize}
-    asked = _faults(data, norm, eps, chosen, surrogate is not None, precision, device, out)
-    foreign = _opened(model, made, which, asked, progress or Silent())
-    test, whole = _test_set(foreign, str(data), limit, data_folder, pick_device(device), num_classes)
+    made: dict[str, Any] = {"weights": weights, "num_classes": num_classes, "normalize": normalize, "which": which}
+    asked = ForeignModel(model=model, **made, data=data, norm=norm, eps=eps)
+    faults = _faults(chosen, surrogate is not None, precision, device, out)
+    foreign = asked.opened(progress or Silent(), what="evaluation", faults=faults)
+    test, whole = _test_set(asked, foreign, limit, data_folder, pick_device(device))
     on_data(test)
     other = open_surrogate(surrogate, test)
     chosen = other.attacks(chosen, chosen)
-    threat = THREATS[str(norm)](number(eps))
-    about = {**foreign.about, **_data_facts(test, whole), **other.provenance}
+    threat, about = asked.threat, {**foreign.about, **_data_facts(test, whole), **other.provenance}
     target = out or _default_target(about, other.names(chosen), threat, samples=len(test), seed=seed)
     return evaluate(
         foreign.model,
@@ -121,26 +111,13 @@ def evaluate_foreign(
     )
 
 
-def _opened(
-    model: str | None, made: Mapping[str, Any], which: str, faults: Sequence[str], progress: Progress
-) -> Foreign:
-    """The network, and a word on what it is; its faults and all others are one error."""
-    faults = [*model_faults(model, **made), *faults]
-    if faults:
-        raise ConfigError("the evaluation cannot start:", tuple(faults))
-    foreign = open_foreign(model, which=which, **made)
-    for line in foreign.lines():
-        progress.say(line)
-    return foreign
-
-
 def _test_set(
-    foreign: Foreign, name: str, limit: int | None, folder: Path | None, where: torch.device, num_classes: int | None
+    asked: ForeignModel, foreign: Foreign, limit: int | None, folder: Path | None, where: torch.device
 ) -> tuple[Dataset, Dataset]:
     """The test set or a fair subset of it, on which the network can work, and the whole."""
-    whole = load_data(name, "test", folder=folder)
+    whole = asked.part("test", folder)
     test = fair_subset(whole, limit)
-    _examine(foreign, test, where, num_classes)
+    examine(foreign, test, where, asked.num_classes)
     return test, whole
 
 
@@ -174,103 +151,11 @@ def _default_target(
 
 
 def _faults(
-    data: str | None,
-    norm: str | None,
-    eps: float | str | None,
-    attacks: Attacks,
-    transfers: bool,
-    precision: str,
-    device: torch.device | str,
-    out: Path | None,
+    attacks: Attacks, transfers: bool, precision: str, device: torch.device | str, out: Path | None
 ) -> list[str]:
     """What is wrong with the options that do not describe the model."""
-    faults = [
-        f"{name}: not given; {hint}"
-        for name, value, hint in (
-            ("data", data, f"name a test set: {', '.join(DATA.names())}"),
-            ("norm", norm, f"name the norm of the threat: {', '.join(THREATS)}"),
-            ("eps", eps, "give the radius of the threat in pixel units of [0, 1], such as 8/255"),
-        )
-        if value is None
-    ]
-    if data is not None and data not in DATA:
-        faults.append(f"data: {unknown('dataset', data, DATA.names())}")
-    if norm is not None and norm not in THREATS:
-        faults.append(f"norm: {unknown('norm', norm, THREATS)}")
-    if eps is not None:
-        # A radius that is no number is wrong in any norm, one that is too large depends on it.
-        faults += _caught("eps", lambda: THREATS[norm](number(eps)) if norm in THREATS else number(eps))
     # The surrogate is opened later; names can be checked with anything in its place.
-    faults += _caught("attacks", lambda: make_plan(attacks, surrogate=nn.Identity() if transfers else None))
-    faults += _caught("precision", lambda: choose("evaluate", "precision", precision, PRECISIONS))
-    faults += _caught("device", lambda: pick_device(device))
-    return faults + ([] if out is None else _out_faults(out))
-
-
-def _caught(where: str, make: Callable[[], object]) -> list[str]:
-    """The faults that `make` raises, under the name of the option."""
-    try:
-        make()
-    except ConfigError as error:
-        return [f"{where}: {fault}" for fault in (error.faults or (str(error),))]
-    except FlatrockError as error:
-        return [f"{where}: {error}"]
-    return []
-
-
-def _out_faults(out: Path) -> list[str]:
-    """A result may take the place of a result, and of nothing else."""
-    if out.suffix != ".json":
-        return [f"out: {out} must end in .json"]
-    if not out.exists():
-        return []
-    try:
-        Result.from_json(out.read_text())
-    except (StateError, OSError, ValueError):
-        return [f"out: {out} exists and is no result of an evaluation; it is left alone, choose another name"]
-    return []
-
-
-def _examine(foreign: Foreign, test: Dataset, where: torch.device, num_classes: int | None) -> None:
-    """The network takes these inputs and has these classes, and its normalisation is not obviously wrong."""
-    model = foreign.model
-    x = test.images(torch.arange(min(len(test), 2))).to(where)
-    check_model(model, x)
-    with placed(model, where), borrowed(model, where), torch.no_grad():
-        try:
-            logits = model(x)
-        except FlatrockError:
-            raise
-        except Exception as error:  # it is the user's code: anything can happen
-            raise ModelError(
-                f"{foreign.name} does not take inputs {list(x.shape)} of {test.name!r}: {type(error).__name__}: {error}"
-            ) from error
-        # Anything but rows of logits is refused by the evaluation itself, in its own words.
-        classes = logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
-        for who, wanted in (("num_classes says", num_classes), (f"{test.name!r} has", test.num_classes)):
-            if classes is not None and wanted not in (None, classes):
-                raise ConfigError(f"{foreign.name} has {classes} classes, but {who} {wanted}")
-        if not foreign.sure:
-            _check_normalization(model, fair_subset(test, _TRIED), where)
-
-
-def _check_normalization(model: nn.Module, few: Dataset, where: torch.device) -> None:
-    """Refuse to go on without normalisation where another one is far better: nobody said that there is none."""
-    x, y = few.images(torch.arange(len(few))).to(where), few.y.to(where)
-
-    def right(network: nn.Module) -> int:
-        return int((network(x).argmax(1) == y).sum())
-
-    plain = right(model)
-    fitting = {name: pair for name, pair in NORMALIZATIONS.items() if len(pair[0]) in (1, few.input_shape[0])}
-    tried = {name: right(Normalized(model, pair)) for name, pair in fitting.items()}
-    clear = max(_LEAST, _GAIN * len(y))
-    best = max(tried, key=lambda name: tried[name])
-    # Those of similar data sets differ little: the data set's own wins unless another is clearly better.
-    if few.name in tried and tried[best] - tried[few.name] < clear:
-        best = few.name
-    if tried[best] - plain >= clear:
-        raise ConfigError(
-            f"the weights come without normalisation, and so the network is right on {plain} of {len(y)} samples, but "
-            f"on {tried[best]} with that of {best!r}; say --normalize {best}, or --normalize none to go on without"
-        )
+    faults = caught("attacks", lambda: make_plan(attacks, surrogate=nn.Identity() if transfers else None))
+    faults += caught("precision", lambda: choose("evaluate", "precision", precision, PRECISIONS))
+    faults += caught("device", lambda: pick_device(device))
+    return faults + out_faults(out, Result.from_json, what="result of an evaluation")

@@ -1,0 +1,45 @@
+"""What commands share that also take models which flatrock did not train: their options, and which of them fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flatrock.core.errors import ConfigError
+
+_OWN = "Models that flatrock did not train"
+
+Model = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=_OWN, help="a name (flatrock ls models) or package.module:factory of your own"),
+]
+Weights = Annotated[
+    Path | None, typer.Option(rich_help_panel=_OWN, help="a safetensors or torch file; alone if its network is known")
+]
+Data = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="the data set, e.g. cifar10")]
+NumClasses = Annotated[int | None, typer.Option(rich_help_panel=_OWN, help="checked against the model")]
+Normalize = Annotated[
+    str | None, typer.Option(rich_help_panel=_OWN, help="cifar10, ..., or none; what the file stores by default")
+]
+Norm = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="of the threat: linf or l2")]
+Eps = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="radius of the threat, e.g. 8/255")]
+Out = Annotated[Path | None, typer.Option(rich_help_panel=_OWN, help="the .json file to write")]
+
+
+def check_source(sources: Sequence[Path], own: Mapping[str, Any], verb: str, *, threat: bool = True) -> None:
+    """Either runs or a model of one's own, described by the options in `own`; else ConfigError."""
+    given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
+    if not sources and not given:
+        needed = "--data, --norm and --eps" if threat else "and --data"
+        raise ConfigError(
+            f"nothing to {verb}; name a run folder or checkpoint, or a model of your own with --model or --weights, "
+            f"{needed}"
+        )
+    if sources and given:
+        raise ConfigError(
+            f"{sources[0]} is a run, whose recipe names network and data; leave out {', '.join(given)}, which describe "
+            "a model that is no run, or leave out the run"
+        )

@@ -1,0 +1,182 @@
+"""Models that flatrock did not train: what options say of them, with every fault at once, and what they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatrock.attacks.craft import answered, check_model
+from flatrock.attacks.losses import margin
+from flatrock.core.borrow import borrowed
+from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError
+from flatrock.core.identity import answers
+from flatrock.core.numbers import number
+from flatrock.core.options import choose
+from flatrock.core.progress import Progress
+from flatrock.core.registry import unknown
+from flatrock.core.threat import THREATS, Threat
+from flatrock.data.catalog import DATA, load_data
+from flatrock.data.dataset import Dataset
+from flatrock.data.split import fair_subset
+from flatrock.evaluation.exam import placed
+from flatrock.models.catalog import NORMALIZATIONS
+from flatrock.models.convert import Normalized
+from flatrock.models.foreign import Foreign, model_faults, open_foreign
+from flatrock.recipes.part import PARTS
+
+# Samples on which other normalisations are tried, and how much one must gain to ask for a decision.
+_TRIED, _GAIN, _LEAST = 200, 0.1, 10
+# So many answers tell a network from others with the same weights.
+_ASKED = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignModel:
+    """A model that is no run, as options describe it, and what a recipe would say: its data, and a threat.
+
+    `model`, `weights`, `num_classes`, `normalize` and `which` are those of load_foreign, `norm` and `eps` a threat.
+    """
+
+    model: str | None = None
+    weights: Path | str | None = None
+    num_classes: int | None = None
+    normalize: str | None = None
+    which: str = "auto"
+    data: str | None = None
+    norm: str | None = None
+    eps: float | str | None = None
+
+    def opened(self, progress: Progress, *, what: str, faults: Sequence[str] = (), threat: bool = True) -> Foreign:
+        """The network, and a word on what it is; its faults and all others are one error, for `what` cannot start.
+
+        Without `threat` none is asked for.
+        """
+        made: dict[str, Any] = {"weights": self.weights, "num_classes": self.num_classes, "normalize": self.normalize}
+        faults = [*model_faults(self.model, **made), *self._asked(threat), *faults]
+        if faults:
+            raise ConfigError(f"the {what} cannot start:", tuple(faults))
+        foreign = open_foreign(self.model, which=self.which, **made)
+        for line in foreign.lines():
+            progress.say(line)
+        return foreign
+
+    @property
+    def threat(self) -> Threat:
+        """The threat, once it is known to be one."""
+        return THREATS[str(self.norm)](number(self.eps))
+
+    def part(self, on: str, folder: Path | None) -> Dataset:
+        """The training or the test samples."""
+        return load_data(str(self.data), "test" if on == "test" else "train", folder=folder)
+
+    def _asked(self, threat: bool) -> list[str]:
+        """What is wrong with the data, and with the threat if there must be one."""
+        norm, eps = self.norm, self.eps
+        needed: list[tuple[str, object, str]] = [("data", self.data, f"name a data set: {', '.join(DATA.names())}")]
+        if threat:
+            needed.append(("norm", norm, f"name the norm of the threat: {', '.join(THREATS)}"))
+            needed.append(("eps", eps, "give the radius of the threat in pixel units of [0, 1], such as 8/255"))
+        faults = [f"{name}: not given; {hint}" for name, value, hint in needed if value is None]
+        if self.data is not None and self.data not in DATA:
+            faults.append(f"data: {unknown('dataset', self.data, DATA.names())}")
+        if norm is not None and norm not in THREATS:
+            faults.append(f"norm: {unknown('norm', norm, THREATS)}")
+        if eps is not None:
+            # A radius that is no number is wrong in any norm, one that is too large depends on it.
+            faults += caught("eps", lambda: THREATS[norm](number(eps)) if norm in THREATS else number(eps))
+        return faults
+
+
+def part_faults(on: str) -> list[str]:
+    """What is wrong with asking for these samples of a model that is no run."""
+    if on == "held_out":
+        return ["on: a model that is no run set no samples aside that are known; choose train or test"]
+    return caught("on", lambda: choose("data", "part", on, PARTS))
+
+
+def caught(where: str, make: Callable[[], object]) -> list[str]:
+    """The faults that `make` raises, under the name of the option."""
+    try:
+        make()
+    except ConfigError as error:
+        return [f"{where}: {fault}" for fault in (error.faults or (str(error),))]
+    except FlatrockError as error:
+        return [f"{where}: {error}"]
+    return []
+
+
+def out_faults(out: Path | None, read: Callable[[str], object], *, what: str) -> list[str]:
+    """A file of its kind, which `read` reads, may be written over, and nothing else."""
+    if out is None:
+        return []
+    if out.suffix != ".json":
+        return [f"out: {out} must end in .json"]
+    if not out.exists():
+        return []
+    try:
+        read(out.read_text())
+    except (StateError, OSError, ValueError):
+        return [f"out: {out} exists and is no {what}; it is left alone, choose another name"]
+    return []
+
+
+def examine(foreign: Foreign, data: Dataset, where: torch.device, num_classes: int | None) -> None:
+    """The network takes these inputs and has these classes, and its normalisation is not obviously wrong."""
+    model = foreign.model
+    x = data.images(torch.arange(min(len(data), 2))).to(where)
+    check_model(model, x)
+    with placed(model, where), borrowed(model, where), torch.no_grad():
+        try:
+            logits = model(x)
+        except FlatrockError:
+            raise
+        except Exception as error:  # it is the user's code: anything can happen
+            raise ModelError(
+                f"{foreign.name} does not take inputs {list(x.shape)} of {data.name!r}: {type(error).__name__}: {error}"
+            ) from error
+        # Anything but rows of logits is refused later, in other words.
+        classes = logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
+        for who, wanted in (("num_classes says", num_classes), (f"{data.name!r} has", data.num_classes)):
+            if classes is not None and wanted not in (None, classes):
+                raise ConfigError(f"{foreign.name} has {classes} classes, but {who} {wanted}")
+        if not foreign.sure:
+            _check_normalization(model, fair_subset(data, _TRIED), where)
+
+
+def _check_normalization(model: nn.Module, few: Dataset, where: torch.device) -> None:
+    """Refuse to go on without normalisation where another one is far better: nobody said that there is none."""
+    x, y = few.images(torch.arange(len(few))).to(where), few.y.to(where)
+
+    def right(network: nn.Module) -> int:
+        return int((network(x).argmax(1) == y).sum())
+
+    plain = right(model)
+    fitting = {name: pair for name, pair in NORMALIZATIONS.items() if len(pair[0]) in (1, few.input_shape[0])}
+    tried = {name: right(Normalized(model, pair)) for name, pair in fitting.items()}
+    clear = max(_LEAST, _GAIN * len(y))
+    best = max(tried, key=lambda name: tried[name])
+    # Those of similar data sets differ little: the data set's own wins unless another is clearly better.
+    if few.name in tried and tried[best] - tried[few.name] < clear:
+        best = few.name
+    if tried[best] - plain >= clear:
+        raise ConfigError(
+            f"the weights come without normalisation, and so the network is right on {plain} of {len(y)} samples, but "
+            f"on {tried[best]} with that of {best!r}; say --normalize {best}, or --normalize none to go on without"
+        )
+
+
+def known_answers(model: nn.Module, data: Dataset, where: torch.device) -> list[float] | None:
+    """What the network says to a few samples, which tells it from others with its weights; None of one that guesses.
+
+    ModelError if it gives no logits.
+    """
+    few = fair_subset(data, _ASKED)
+    x, y = few.images(torch.arange(len(few))).to(where), few.y.to(where)
+    with placed(model, where), borrowed(model, where), torch.no_grad():
+        once, again = (margin(answered(model, x, y), y) for _ in range(2))
+    return answers(once) if torch.allclose(once, again, rtol=1e-3, equal_nan=True) else None
