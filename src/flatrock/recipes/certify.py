@@ -1,4 +1,4 @@
-"""Run -> certificate: smooth a checkpoint, certify it on its recipe's test set, resumably, and store what is proved."""
+"""Trained network -> certificate: smooth it, certify it on its test set, resumably, and store what is proved."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch import Tensor
 
 from flatrock.attacks.gaussian import Gaussian
 from flatrock.core.errors import StateError
-from flatrock.core.files import write_atomic
+from flatrock.core.files import json_text, write_atomic
+from flatrock.core.identity import differences
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import VERSION, birth_certificate
-from flatrock.core.tensorfile import digest, weights_digest
+from flatrock.core.tensorfile import digest
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.certify import certify
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.smoothing import Smoothing
-from flatrock.models.classifier import Classifier
-from flatrock.recipes.build import check_fit
-from flatrock.recipes.part import check_classes, data_part
-from flatrock.recipes.restore import Source, facts, open_checkpoint, restored
+from flatrock.recipes.foreign_model import ForeignModel, out_faults
+from flatrock.recipes.restore import Source
 from flatrock.recipes.schema import Recipe
+from flatrock.recipes.trained import Trained, open_trained
 
-# What a certificate says of its run, and the command line repeats.
-_TOLD = ("recipe", "data", "trained_with")
+# What a certificate says of its run or model, and the command line repeats.
+_TOLD = ("recipe", "model", "data", "trained_with")
 
 
 def certify_run(
-    source: Source,
+    source: Source | ForeignModel,
     smoothing: Smoothing,
     *,
     which: str = "auto",
@@ -42,41 +42,40 @@ def certify_run(
     linf_eps: Sequence[float] = (),
     limit: int | None = None,
     batch_size: int | None = None,
+    out: Path | None = None,
     resume: bool = False,
     data_folder: Path | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Certificate, Path]:
-    """Certify a trained model on its recipe's test set (a fair subset of it with `limit`); also the file it is in.
+    """Certify a run, or a model that is none, on its test set (a fair subset of it with `limit`); also the file.
 
-    L2 `radii` and `linf_eps` that are wanted are refused before any work if these numbers of votes cannot reach them.
-    Every finished sample is on disk; `resume` goes on from there, and reads a certificate that is finished.
+    That is `out`, or one beside the checkpoint, or in the current folder for a model that is no run. L2 `radii` and
+    `linf_eps` that are wanted are refused before any work if these numbers of votes cannot reach them. Every finished
+    sample is on disk; `resume` goes on from there, and reads a certificate that is finished.
     """
-    path, tensors, meta = open_checkpoint(source, which)
-    model, recipe = restored(path, tensors, meta)
-    _check_wanted(smoothing, radii, linf_eps, prod(model.input_shape))
-    whole = data_part(recipe, "test", data_folder)
-    check_fit(model, whole)
-    check_classes(whole, meta)
+    trained = _opened(source, which, out, data_folder, progress)
+    whole = trained.part("test")
+    _check_wanted(smoothing, radii, linf_eps, prod(whole.input_shape))
+    known_by = trained.examine(whole, torch.device(device))
     test = fair_subset(whole, limit)
-    x = test.images(torch.arange(len(test)))
-    target = path.with_name(f"{_stem(path, smoothing, len(test), seed)}.json")
-    identity = _identity(model, {"x": x, "y": test.y, "ids": test.ids}, smoothing, seed, device)
-    part = target.with_suffix(".part")
+    target = out or trained.folder / f"{_stem(trained.stem, smoothing, len(test), seed)}.json"
+    identity = {**_identity(trained.digest, test, smoothing, seed, device), **known_by}
     about = {
-        **birth_certificate(device=device, seed=seed, **facts(path, recipe, meta), train_seed=recipe.seed),
-        "data": f"{test.name} test, {len(test)} of {len(whole)} samples",
-        "trained_with": _training_noise(recipe),
+        **birth_certificate(device=device, seed=seed, **trained.about),
+        "data": trained.said("test", test, len(whole)),
+        **_training_noise(trained.recipe),
         "asked": identity,
     }
+    part = target.with_suffix(".part")
     if resume and (known := _finished(target, about, smoothing, test)):
         part.unlink(missing_ok=True)  # of a repetition that was stopped
         return known, target
     ledger = Ledger(part, identity, resume=resume)
     found = certify(
-        model.to(device),
-        x,
+        trained.model.to(device),
+        _inputs(test),
         test.y,
         smoothing,
         ids=test.ids,
@@ -84,13 +83,36 @@ def certify_run(
         seed=seed,
         ledger=ledger,
         progress=progress,
-        marks=model.marks,
+        marks=trained.marks,
         provenance=about,
     )
-    write_atomic(target.with_suffix(".tsv"), found.to_tsv().encode())
-    write_atomic(target, found.to_json().encode())
+    _store(found, target)
     ledger.close()
     return found, target
+
+
+def _opened(
+    source: Source | ForeignModel, which: str, out: Path | None, folder: Path | None, progress: Progress | None
+) -> Trained:
+    return open_trained(
+        source,
+        what="certification",
+        on="test",
+        which=which,
+        threat=False,
+        faults=lambda: _out_faults(out),
+        data_folder=folder,
+        progress=progress,
+    )
+
+
+def _inputs(test: Dataset) -> Tensor:
+    return test.images(torch.arange(len(test)))
+
+
+def _store(found: Certificate, target: Path) -> None:
+    write_atomic(target.with_suffix(".tsv"), found.to_tsv().encode())
+    write_atomic(target, found.to_json().encode())
 
 
 def _check_wanted(smoothing: Smoothing, radii: Sequence[float], linf_eps: Sequence[float], dimension: int) -> None:
@@ -103,18 +125,26 @@ def _check_wanted(smoothing: Smoothing, radii: Sequence[float], linf_eps: Sequen
         )
 
 
-def _stem(path: Path, smoothing: Smoothing, samples: int, seed: int) -> str:
+def _out_faults(out: Path | None) -> list[str]:
+    """A certificate and what lies beside it may be written over, and nothing else."""
+    faults = out_faults(out, Certificate.from_json, what="certificate")
+    if out is None or faults or out.exists() or out.with_suffix(".part").exists():
+        return faults
+    beside = [file for file in (out.with_suffix(".tsv"), out.with_suffix(".png")) if file.exists()]
+    return [f"out: {file} exists, without a certificate; it is left alone, choose another name" for file in beside]
+
+
+def _stem(name: str, smoothing: Smoothing, samples: int, seed: int) -> str:
     """Everything that makes another certificate is in its name."""
     s = smoothing
-    return f"certificate-{path.stem}-sigma{s.sigma:g}-n{s.n0}+{s.n}-alpha{s.alpha:g}-samples{samples}-seed{seed}"
+    return f"certificate-{name}-sigma{s.sigma:g}-n{s.n0}+{s.n}-alpha{s.alpha:g}-samples{samples}-seed{seed}"
 
 
-def _identity(
-    model: Classifier, data: Mapping[str, Tensor], smoothing: Smoothing, seed: int, device: torch.device | str
-) -> dict[str, Any]:
+def _identity(model: str, test: Dataset, smoothing: Smoothing, seed: int, device: torch.device | str) -> dict[str, Any]:
     """What must be the same for a certification to go on."""
+    data = {"x": _inputs(test), "y": test.y, "ids": test.ids}
     return {
-        "model": weights_digest(model),
+        "model": model,
         "data": digest({name: t.cpu().contiguous() for name, t in data.items()}, ""),
         **asdict(smoothing),
         "seed": seed,
@@ -129,9 +159,11 @@ def _finished(target: Path, about: Mapping[str, Any], smoothing: Smoothing, test
         return None
     known = Certificate.from_json(target.read_bytes(), str(target))
     asked = known.provenance.get("asked")
-    if not isinstance(asked, dict) or {**asked, "device": None} != {**about["asked"], "device": None}:
+    if not isinstance(asked, dict) or differences(
+        json_text({**asked, "device": None}), {**about["asked"], "device": None}
+    ):
         return None
-    odd = [name for name in _TOLD if name not in known.provenance or known.provenance[name] != about[name]]
+    odd = [name for name in _TOLD if known.provenance.get(name, "") != about.get(name, "")]
     expected = {"smoothing": smoothing, "shape": test.input_shape}
     odd += [name for name, value in expected.items() if getattr(known, name) != value]
     odd += [
@@ -142,8 +174,8 @@ def _finished(target: Path, about: Mapping[str, Any], smoothing: Smoothing, test
     return known
 
 
-def _training_noise(recipe: Recipe) -> float | None:
-    """The sigma of the noise a run was trained on; None without."""
-    if recipe.attack.name != "gaussian":
-        return None
-    return Gaussian(**recipe.attack.options).sigma
+def _training_noise(recipe: Recipe | None) -> dict[str, float | None]:
+    """The sigma of the noise a run was trained on, None without; nothing of a model that is no run."""
+    if recipe is None:
+        return {}
+    return {"trained_with": Gaussian(**recipe.attack.options).sigma if recipe.attack.name == "gaussian" else None}
