@@ -17,7 +17,7 @@ from flatrock.core.rng import Seed
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.input_landscape import random_signs, sign_gradient, walk_inputs
 from flatrock.diagnostics.ledger import Ledger
-from flatrock.diagnostics.surface import CERTIFIED, Landscape
+from flatrock.diagnostics.surface import CERTIFIED, OF_RUN, Landscape
 
 AXIS = Axis(points=5, span=0.4)
 
@@ -98,7 +98,7 @@ def curve(*rows: list[float]) -> Landscape:
         values={"loss": values, "accuracy": values / 10},
         threat={"norm": "linf", "eps": 0.1},
         identity={"data": "digest"},
-        provenance=dict.fromkeys(CERTIFIED, "known"),
+        provenance=dict.fromkeys((*OF_RUN, *CERTIFIED), "known"),
     )
 
 
@@ -154,6 +154,7 @@ def test_records_survive_json_and_holes() -> None:
         ("values", {"loss": [[3.0, 2.0, 3.0]]}, "its values lack accuracy"),
         ("values", {"loss": [["x", 2.0, 3.0]], "accuracy": [[0.1, 0.2, 0.1]]}, "could not convert"),
         ("provenance", {}, "its provenance lack run, checkpoint"),
+        ("provenance", {"model": "resnet18"}, "its provenance lack weights, seed"),
         ("identity", {}, "its identity lack data"),
         ("identity", None, "identity must be names"),
     ],

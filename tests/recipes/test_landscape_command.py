@@ -169,7 +169,7 @@ def test_data_of_other_classes_are_refused(run: Path, monkeypatch: pytest.Monkey
         data = data_part(*args)
         return replace(data, class_names=tuple(reversed(data.class_names)))
 
-    monkeypatch.setattr("flatrock.recipes.landscape.data_part", renamed)
+    monkeypatch.setattr("flatrock.recipes.trained.data_part", renamed)
     with pytest.raises(DataError, match="the data have classes"):
         measure_landscape(run / "best.safetensors", Plan(**QUICK))
 

@@ -68,7 +68,7 @@ def run(
     own: dict[str, Any] = {"model": model, "weights": weights, "data": data}
     own |= {"num_classes": num_classes, "normalize": normalize}
     with friendly("the same command with --resume goes on from the last finished sample"):
-        check_source([] if source is None else [source], own | {"out": out}, "certify", threat=False)
+        check_source(source, own | {"out": out}, "certify", threat=False)
         if out is not None:
             check_out(out)
         smoothing = Smoothing(sigma=number(sigma), n0=n0, n=n, alpha=alpha)

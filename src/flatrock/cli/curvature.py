@@ -1,14 +1,15 @@
-"""`flatrock curvature`: runs -> the curvature of their losses, as records, tables and figures."""
+"""`flatrock curvature`: runs, or a model of your own, -> the curvature of losses, as records, tables and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
 from flatrock.cli.shared import beside, check_out, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import StateError
@@ -17,6 +18,7 @@ from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
 from flatrock.recipes.checkpoints import checkpoints
 from flatrock.recipes.curvature import Sampling, measure_curvature, planned_curvature
+from flatrock.recipes.foreign_model import ForeignModel
 from flatrock.reports.curvature import (
     bound_table,
     caption,
@@ -30,15 +32,18 @@ from flatrock.reports.curvature import (
 AGAIN = "the same command with --resume goes on from the last finished part"
 
 Sources = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="run folders, checkpoints, or .json records measured before")
+    list[Path] | None,
+    typer.Argument(metavar="RUN...", help="run folders, checkpoints, or .json records measured before"),
 ]
 Which = Annotated[
-    str, typer.Option(help="comma-separated: auto, best, last, average-best, epoch-10; kept = every epoch kept")
+    str,
+    typer.Option(help="comma-separated: auto, best, last, epoch-10; kept = every epoch kept; the entry of --weights"),
 ]
 On = Annotated[str, typer.Option(help="train, held_out or test samples")]
 Images = Annotated[int, typer.Option(help="how many samples, equally many of each class")]
 AttackName = Annotated[
-    str | None, typer.Option("--attack", help="of the adversarial loss, e.g. pgd-20; the recipe's select.attack")
+    str | None,
+    typer.Option("--attack", help="of the adversarial loss, e.g. pgd-20; the recipe's select.attack, or pgd-10"),
 ]
 Trace = Annotated[str, typer.Option(help="auto (exact for small networks), exact, hutch++, hutchinson")]
 Probes = Annotated[int, typer.Option(help="random vectors; hutch++ makes three products for each")]
@@ -54,14 +59,16 @@ Beta = Annotated[str | None, typer.Option(help="its temperature; the number of t
 Precision = Annotated[str, typer.Option(help="single or double")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="samples at a time; halved where memory is short")]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
-Out = Annotated[Path | None, typer.Option(help="figures are OUT-spectrum.png and OUT-layers.png; default: by the run")]
+Out = Annotated[
+    Path | None, typer.Option(help="figures are OUT-spectrum.png and OUT-layers.png; default: by the run, or here")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted measurement; reuse finished ones")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 Seed = Annotated[int, typer.Option(help="seed of random vectors and of the attack's random numbers")]
 
 
 def run(
-    sources: Sources,
+    sources: Sources = None,
     which: Which = "auto",
     on: On = "train",
     images: Images = 500,
@@ -84,76 +91,67 @@ def run(
     resume: Resume = False,
     device: Device = "auto",
     seed: Seed = 0,
+    model: Model = None,
+    weights: Weights = None,
+    data: Data = None,
+    num_classes: NumClasses = None,
+    normalize: Normalize = None,
+    norm: Norm = None,
+    eps: Eps = None,
 ) -> None:
-    """Measure the curvature of the clean and the adversarial loss at trained weights: Hessian, sharpness, PAC-Bayes."""
+    """Measure the curvature of the clean and the adversarial loss at trained weights: Hessian, sharpness, PAC-Bayes.
+
+    The weights are those of runs, or of one model of your own (--model, --weights).
+    """
+    own: dict[str, Any] = {"model": model, "weights": weights, "data": data, "num_classes": num_classes}
+    own |= {"normalize": normalize, "norm": norm, "eps": eps}
+    curved: dict[str, Any] = {"trace": trace, "probes": probes, "layers": layers, "runs": runs, "steps": steps}
+    curved |= {"top": top, "awp_steps": awp_steps}
     with friendly(AGAIN):
+        check_sources(sources or [], own, "measure")
         sampling = Sampling(on=on, images=images, attack=attack, precision=precision, batch_size=batch_size, seed=seed)
-        settings = Settings(
-            trace=trace,
-            probes=probes,
-            layers=layers,
-            runs=runs,
-            steps=steps,
-            top=top,
-            gamma=number(gamma),
-            awp_steps=awp_steps,
-            rho=number(rho),
-            sigma0=number(sigma0),
-        )
-        prefix = named(out) or beside(sources, "curvature")
+        settings = Settings(**curved, gamma=number(gamma), rho=number(rho), sigma0=number(sigma0))
+        prefix = named(out) or beside(sources or [Path()], "curvature")
         check_out(*_files(prefix))
-        scale = None if beta is None else number(beta)
-        records = _gathered(
-            sources, which, sampling, settings, beta=scale, data_folder=data_dir, device=device, resume=resume
-        )
+        how: dict[str, Any] = {"beta": None if beta is None else number(beta), "folder": prefix.parent}
+        how |= {"data_folder": data_dir, "device": pick_device(device), "resume": resume}
+        found = _found(sources or [], words(which))
+        found += [ForeignModel(**own, which=which)] if any_given(own) else []
+        records = _gathered(found, sampling, settings, how)
         _tell(records)
         for file in _draw(records, prefix):
             say(f"drew {file}")
 
 
+def _found(sources: Sequence[Path], which: Sequence[str]) -> list[CurvatureRecord | Path | ForeignModel]:
+    """The records named, and the checkpoints meant."""
+    found: list[CurvatureRecord | Path | ForeignModel] = []
+    for source in sources:
+        found += [_read(source)] if source.suffix == ".json" else checkpoints(source, which)
+    return found
+
+
 def _gathered(
-    sources: Sequence[Path],
-    which: str,
+    found: Sequence[CurvatureRecord | Path | ForeignModel],
     sampling: Sampling,
     settings: Settings,
-    *,
-    beta: float | None,
-    data_folder: Path | None,
-    device: str,
-    resume: bool,
+    how: Mapping[str, Any],
 ) -> list[CurvatureRecord]:
-    """One record per checkpoint meant; whether they can be compared and resumed is looked at before any is measured."""
-    names = words(which)
-    where = pick_device(device)
-    found: list[CurvatureRecord | Path] = []
-    for source in sources:
-        found += [_read(source)] if source.suffix == ".json" else checkpoints(source, names)
-    check_alike(
-        [
-            planned_curvature(item, sampling, settings, beta=beta, data_folder=data_folder, device=where, resume=resume)
-            if isinstance(item, Path)
-            else item
+    """One record each; whether they can be compared and resumed is looked at before any is measured."""
+    if len(found) > 1:
+        check_alike(
+            [
+                item if isinstance(item, CurvatureRecord) else planned_curvature(item, sampling, settings, **how)
+                for item in found
+            ]
+        )
+    with TerminalProgress() as progress:
+        return [
+            item
+            if isinstance(item, CurvatureRecord)
+            else measure_curvature(item, sampling, settings, **how, progress=progress)[0]
             for item in found
         ]
-    )
-    records = []
-    with TerminalProgress() as progress:
-        for item in found:
-            if isinstance(item, CurvatureRecord):
-                records.append(item)
-                continue
-            record, _ = measure_curvature(
-                item,
-                sampling,
-                settings,
-                beta=beta,
-                data_folder=data_folder,
-                device=where,
-                resume=resume,
-                progress=progress,
-            )
-            records.append(record)
-    return records
 
 
 def _read(file: Path) -> CurvatureRecord:

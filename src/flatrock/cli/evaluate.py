@@ -93,7 +93,7 @@ def run(
     how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
     how |= {"on_data": shown.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
-        check_source([] if source is None else [source], own, "evaluate")
+        check_source(source, own, "evaluate")
         _check_files(out, csv)
         with TerminalProgress() as progress:
             if source is None:

@@ -29,17 +29,32 @@ Eps = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="radius of t
 Out = Annotated[Path | None, typer.Option(rich_help_panel=_OWN, help="the .json file to write")]
 
 
-def check_source(sources: Sequence[Path], own: Mapping[str, Any], verb: str, *, threat: bool = True) -> None:
-    """Either runs or a model of one's own, described by the options in `own`; else ConfigError."""
-    given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
-    if not sources and not given:
-        needed = "--data, --norm and --eps" if threat else "and --data"
+def check_source(source: Path | None, own: Mapping[str, Any], verb: str, *, threat: bool = True) -> None:
+    """Either a run or a model of one's own, described by the options in `own`; else ConfigError."""
+    _check([] if source is None else [source], own, verb, "--data, --norm and --eps" if threat else "and --data")
+
+
+def check_sources(sources: Sequence[Path], own: Mapping[str, Any], verb: str) -> None:
+    """Either runs or a model of one's own; records (.json), which are not measured again, beside either."""
+    runs = [source for source in sources if source.suffix != ".json"]
+    if runs or not sources or any_given(own):
+        _check(runs, own, verb, "--data, --norm and --eps")
+
+
+def any_given(own: Mapping[str, Any]) -> bool:
+    """Whether an option describes a model of one's own."""
+    return any(value is not None for value in own.values())
+
+
+def _check(runs: Sequence[Path], own: Mapping[str, Any], verb: str, needed: str) -> None:
+    if not runs and not any_given(own):
         raise ConfigError(
             f"nothing to {verb}; name a run folder or checkpoint, or a model of your own with --model or --weights, "
             f"{needed}"
         )
-    if sources and given:
+    if runs and any_given(own):
+        given = ", ".join(f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None)
         raise ConfigError(
-            f"{sources[0]} is a run, whose recipe names network and data; leave out {', '.join(given)}, which describe "
-            "a model that is no run, or leave out the run"
+            f"{runs[0]} is a run, whose recipe names network and data; leave out {given}, which describe a model that "
+            "is no run, or leave out the run"
         )

@@ -1,15 +1,15 @@
-"""`flatrock landscape`: runs -> landscapes of their weights or inputs, as records, a table and figures."""
+"""`flatrock landscape`: runs, or a model of your own, -> landscapes of weights or inputs: records, table, figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
 from flatrock.cli.shared import beside, check_out, named, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
@@ -17,6 +17,7 @@ from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
 from flatrock.diagnostics.surface import Landscape
 from flatrock.recipes.checkpoints import checkpoints
+from flatrock.recipes.foreign_model import ForeignModel
 from flatrock.recipes.landscape import check_comparable, measure_landscape
 from flatrock.recipes.landscape_plan import Plan
 from flatrock.reports.landscape import caption, check_alike, draw_curves, flatness_table, paired
@@ -25,15 +26,19 @@ from flatrock.reports.landscape_surfaces import draw_inputs, draw_surfaces
 
 AGAIN = "the same command with --resume goes on from the last finished point"
 
+# What is drawn: a landscape that was read, or what one is measured of.
+Found = Landscape | Path | ForeignModel
 # How far the table looks unless told, in filter norms.
 RADIUS = 0.5
 
 Sources = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="run folders, checkpoints, or .json landscapes measured before")
+    list[Path] | None,
+    typer.Argument(metavar="RUN...", help="run folders, checkpoints, or .json landscapes measured before"),
 ]
 Kind = Annotated[str, typer.Option(help="weight-1d, weight-2d or input")]
 Which = Annotated[
-    str, typer.Option(help="comma-separated: auto, best, last, average-best, epoch-10; kept = every epoch kept")
+    str,
+    typer.Option(help="comma-separated: auto, best, last, epoch-10; kept = every epoch kept; the entry of --weights"),
 ]
 Points = Annotated[int | None, typer.Option(help="of each axis, an odd number; 21, for inputs 41")]
 Span = Annotated[str | None, typer.Option(help="the axis reaches from -span to span; 1, for inputs the threat's edge")]
@@ -48,14 +53,16 @@ Radius = Annotated[
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half (bfloat16), full")]
 BatchSize = Annotated[int | None, typer.Option(min=1)]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
-Out = Annotated[Path | None, typer.Option(help="figures are OUT.png, OUT.svg and OUT.html; default: beside the run")]
+Out = Annotated[
+    Path | None, typer.Option(help="figures are OUT.png, OUT.svg and OUT.html; default: by the run, or here")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted measurement; reuse finished ones")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 Seed = Annotated[int, typer.Option(help="seed of directions and of the attack's random numbers")]
 
 
 def run(
-    sources: Sources,
+    sources: Sources = None,
     kind: Kind = "weight-1d",
     which: Which = "auto",
     points: Points = None,
@@ -73,29 +80,35 @@ def run(
     resume: Resume = False,
     device: Device = "auto",
     seed: Seed = 0,
+    model: Model = None,
+    weights: Weights = None,
+    data: Data = None,
+    num_classes: NumClasses = None,
+    normalize: Normalize = None,
+    norm: Norm = None,
+    eps: Eps = None,
 ) -> None:
-    """Look at the loss around trained weights, or around images, of one run or of several at one scale."""
+    """Look at the loss around trained weights, or around images, of one run or of several at one scale.
+
+    Or of one model of your own (--model, --weights).
+    """
+    own: dict[str, Any] = {"model": model, "weights": weights, "data": data, "num_classes": num_classes}
+    own |= {"normalize": normalize, "norm": norm, "eps": eps}
+    asked: dict[str, Any] = {"kind": kind, "points": points, "directions": directions, "on": on, "images": images}
+    asked |= {"attack": attack, "seed": seed, "batch_size": batch_size, "precision": precision}
     with friendly(AGAIN):
-        plan = Plan(
-            kind=kind,
-            points=points,
-            span=None if span is None else number(span),
-            directions=directions,
-            on=on,
-            images=images,
-            ids=None if ids is None else _numbers(ids),
-            attack=attack,
-            seed=seed,
-            batch_size=batch_size,
-            precision=precision,
-        )
-        prefix = named(out) or beside(sources, f"landscape-{plan.kind}")
+        check_sources(sources or [], own, "measure")
+        far = None if span is None else number(span)
+        plan = Plan(**asked, span=far, ids=None if ids is None else _numbers(ids))
+        prefix = named(out) or beside(sources or [Path()], f"landscape-{plan.kind}")
         check_out(*_files(prefix))
         where = pick_device(device)
-        found = look(sources, plan, words(which), data_folder=data_dir)
+        foreign = ForeignModel(**own, which=which) if any_given(own) else None
+        found = look(sources or [], plan, words(which), foreign=foreign, data_folder=data_dir)
         at = _radius(plan, found, None if radius is None else number(radius))
+        how: dict[str, Any] = {"folder": prefix.parent, "data_folder": data_dir, "device": where, "resume": resume}
         with TerminalProgress() as progress:
-            records = measured(found, plan, data_folder=data_dir, device=where, resume=resume, progress=progress)
+            records = measured(found, plan, how, progress)
         tell(records, at)
         for file in draw(records, prefix, at):
             say(f"drew {file}")
@@ -108,7 +121,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise ConfigError(f"ids are whole numbers with commas between them, got {text!r}") from error
 
 
-def _radius(plan: Plan, found: Sequence[Landscape | Path], radius: float | None) -> float:
+def _radius(plan: Plan, found: Sequence[Found], radius: float | None) -> float:
     """How far the table looks: RADIUS, or what is asked for; every grid must reach it."""
     reach = min(item.axis[-1] if isinstance(item, Landscape) else plan.span or 1.0 for item in found)
     if radius is None:
@@ -119,10 +132,15 @@ def _radius(plan: Plan, found: Sequence[Landscape | Path], radius: float | None)
 
 
 def look(
-    sources: Sequence[Path], plan: Plan, which: Sequence[str], *, data_folder: Path | None
-) -> list[Landscape | Path]:
-    """The landscapes read and the checkpoints to measure; ConfigError if they could not be drawn together."""
-    found: list[Landscape | Path] = []
+    sources: Sequence[Path],
+    plan: Plan,
+    which: Sequence[str],
+    *,
+    foreign: ForeignModel | None,
+    data_folder: Path | None,
+) -> list[Found]:
+    """The landscapes read and what is to be measured; ConfigError if they could not be drawn together."""
+    found: list[Found] = [] if foreign is None else [foreign]
     for source in sources:
         if source.suffix == ".json":
             found.append(_stored(source, plan))
@@ -131,29 +149,19 @@ def look(
     stored = [item for item in found if isinstance(item, Landscape)]
     if stored:
         check_alike(stored)
-    files = [item for item in found if isinstance(item, Path)]
-    check_comparable(files, plan, stored=stored, data_folder=data_folder)
+    fresh = [item for item in found if not isinstance(item, Landscape)]
+    check_comparable(fresh, plan, stored=stored, data_folder=data_folder)
     return found
 
 
-def measured(
-    found: Sequence[Landscape | Path],
-    plan: Plan,
-    *,
-    data_folder: Path | None,
-    device: torch.device,
-    resume: bool,
-    progress: Progress,
-) -> list[Landscape]:
-    """One landscape per checkpoint meant."""
+def measured(found: Sequence[Found], plan: Plan, how: Mapping[str, Any], progress: Progress) -> list[Landscape]:
+    """One landscape each."""
     records = []
     for item in found:
         if isinstance(item, Landscape):
             records.append(item)
             continue
-        record, file = measure_landscape(
-            item, plan, data_folder=data_folder, device=device, resume=resume, progress=progress
-        )
+        record, file = measure_landscape(item, plan, **how, progress=progress)
         progress.say(f"wrote {file}")
         records.append(record)
     return records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -60,3 +61,11 @@ def birth_certificate(*, device: torch.device | str, seed: int, **more: Any) -> 
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         **more,
     }
+
+
+def origin(about: Mapping[str, Any]) -> tuple[str, str]:
+    """Whose numbers these are: a run and its checkpoint, or a model that is no run and its weights file, if any."""
+    if "model" in about:
+        return str(about["model"]), str(about.get("weights") or "")
+    file = str(about.get("checkpoint", "?")).removesuffix(".safetensors")
+    return str(about.get("run", about.get("recipe", "?"))), file

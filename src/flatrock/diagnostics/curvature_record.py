@@ -13,8 +13,9 @@ from flatrock.diagnostics.curvature import Curvature, Settings
 from flatrock.diagnostics.estimate import real, whole
 
 SCHEMA = "flatrock.curvature/1"
-# What every record tells of where it comes from.
-TOLD = ("run", "checkpoint", "data", "precision")
+# What every record tells of where it comes from, that of a run and that of a model that is none.
+TOLD = ("data", "precision")
+OF_RUN, OF_MODEL = ("run", "checkpoint"), ("model",)
 LOSSES = CLEAN, ADVERSARIAL = "clean", "adversarial"
 
 
@@ -66,7 +67,8 @@ class CurvatureRecord:
 def _check(record: CurvatureRecord) -> None:
     """ValueError, KeyError or ConfigError if what was set is missing, impossible, or not what the losses say."""
     real(record.threat["eps"], least=0)
-    for told, names in ((record.threat, ["norm"]), (record.attack, ["name"]), (record.provenance, TOLD)):
+    about = (*(OF_MODEL if "model" in record.provenance else OF_RUN), *TOLD)
+    for told, names in ((record.threat, ["norm"]), (record.attack, ["name"]), (record.provenance, about)):
         for name in names:
             if not isinstance(told[name], str):
                 raise ValueError(f"expected text as {name}, got {told[name]!r}")

@@ -64,10 +64,15 @@ class HalfPass(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.inner = model
+        # Inputs follow the weights: a network that was not laid out so may reshape what its convolutions return.
+        self._last = any(
+            p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
+            for p in model.parameters()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits."""
-        if x.dim() == 4:
+        if x.dim() == 4 and self._last:
             x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, dtype=torch.bfloat16):
             logits: Tensor = self.inner(x)

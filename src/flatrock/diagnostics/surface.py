@@ -20,7 +20,9 @@ SCHEMA = "flatrock.landscape/1"
 KINDS = {"weight-1d": 1, "weight-2d": 2, "input": 2}
 # What tables and figures take from a record's values and provenance.
 NEEDED = {"weight-1d": ("loss", "accuracy"), "weight-2d": ("loss", "accuracy"), "input": ("loss", "accuracy", "margin")}
-CERTIFIED = ("run", "checkpoint", "epoch", "seed", "train_seed", "data", "precision")
+CERTIFIED = ("seed", "data", "precision")
+# Of where it comes from, that of a run and that of a model that is none.
+OF_RUN, OF_MODEL = ("run", "checkpoint", "epoch", "train_seed"), ("model", "weights")
 Array = NDArray[np.float64]
 
 
@@ -173,7 +175,8 @@ def _check_parts(d: Mapping[str, Any]) -> None:
         raise ValueError(f"axis must be numbers on both sides of 0, got {axis!r}")
     if not isinstance(d["threat"]["norm"], str) or not _is_number(d["threat"]["eps"]):
         raise ValueError(f"threat must have a norm and a number eps, got {d['threat']!r}")
-    needed = {"values": NEEDED.get(d["kind"], ()), "provenance": CERTIFIED, "identity": ("data",)}
+    about = (*(OF_MODEL if "model" in d["provenance"] else OF_RUN), *CERTIFIED)
+    needed = {"values": NEEDED.get(d["kind"], ()), "provenance": about, "identity": ("data",)}
     for part, names in needed.items():
         if missing := [name for name in names if name not in d[part]]:
             raise ValueError(f"its {part} lack {', '.join(missing)}")

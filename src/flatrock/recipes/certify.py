@@ -27,7 +27,7 @@ from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.recipes.foreign_model import ForeignModel, out_faults
 from flatrock.recipes.restore import Source
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.trained import Trained, open_trained
+from flatrock.recipes.trained import Trained, open_trained, said
 
 # What a certificate says of its run or model, and the command line repeats.
 _TOLD = ("recipe", "model", "data", "trained_with")
@@ -64,7 +64,7 @@ def certify_run(
     identity = {**_identity(trained.digest, test, smoothing, seed, device), **known_by}
     about = {
         **birth_certificate(device=device, seed=seed, **trained.about),
-        "data": trained.said("test", test, len(whole)),
+        "data": said("test", test, len(whole)),
         **_training_noise(trained.recipe),
         "asked": identity,
     }

@@ -1,4 +1,4 @@
-"""Run -> curvature: measure that of a checkpoint, resumably, and store it beside the checkpoint."""
+"""Trained network -> curvature: measure that of a checkpoint, or of a model that is no run, resumably, and store it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from flatrock.attacks.catalog import describe, parse_attack
 from flatrock.attacks.craft import craft
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, sha256, write_atomic
+from flatrock.core.identity import ANSWERS, differences
 from flatrock.core.options import choose, count
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.rng import Seed
-from flatrock.core.tensorfile import digest, weights_digest
+from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 from flatrock.data.dataset import Dataset
@@ -29,11 +30,8 @@ from flatrock.diagnostics.curvature_record import ADVERSARIAL, CLEAN, CurvatureR
 from flatrock.diagnostics.kept import Kept
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import fitting
-from flatrock.models.classifier import Classifier
-from flatrock.recipes.build import build_threat, check_fit
-from flatrock.recipes.part import check_classes, data_part
-from flatrock.recipes.restore import facts, open_checkpoint, restored
-from flatrock.recipes.schema import Recipe
+from flatrock.recipes.foreign_model import ForeignModel
+from flatrock.recipes.trained import Trained, open_trained, said
 
 PRECISIONS = {"single": torch.float32, "double": torch.float64}
 # Samples at a time unless told otherwise; halved where memory is short.
@@ -60,18 +58,16 @@ class Sampling:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A checkpoint ready to be measured: its network and samples on the device, and how they are attacked."""
+    """A network ready to be measured: it and its samples on the device, and how they are attacked."""
 
-    path: Path
-    model: Classifier
-    recipe: Recipe
-    facts: dict[str, Any]
+    trained: Trained
+    model: nn.Module
     data: Dataset
     whole: int
     threat: Threat
     label: str
     crafted: Crafted
-    digests: dict[str, str]
+    known_by: dict[str, Any]
 
 
 class Crafted:
@@ -97,11 +93,12 @@ class Crafted:
 
 
 def measure_curvature(
-    checkpoint: Path,
+    source: Path | ForeignModel,
     sampling: Sampling,
     settings: Settings,
     *,
     beta: float | None = None,
+    folder: Path = Path(),
     data_folder: Path | None = None,
     device: torch.device | str = "cpu",
     resume: bool = False,
@@ -109,12 +106,15 @@ def measure_curvature(
 ) -> tuple[CurvatureRecord, Path]:
     """The curvature of a checkpoint's clean and adversarial cross-entropy, and the file it is stored in.
 
-    `beta` of PAC-Bayes is the number of training samples, unless told otherwise. Every finished part is on disk; with
-    `resume` a measurement goes on from there, and a finished one is read.
+    The record of a checkpoint goes beside it, that of a model that is no run into `folder`. `beta` of PAC-Bayes is the
+    number of training samples, unless told otherwise. Every finished part is on disk; with `resume` a measurement goes
+    on from there, and a finished one is read.
     """
-    subject = _subject(checkpoint, sampling, data_folder, torch.device(device))
-    plan = _plan(subject, sampling, settings, beta, data_folder)
-    target, listener = _target(plan, subject, sampling), progress or Silent()
+    listener = progress or Silent()
+    trained = _opened(source, sampling, folder, data_folder, listener)
+    subject = _subject(trained, sampling, torch.device(device))
+    plan = _plan(subject, sampling, settings, beta)
+    target = _target(plan, subject, sampling)
     part, identity = target.with_suffix(".part"), _identity(plan, sampling, device)
     if resume and (known := _finished(target, plan)):
         part.unlink(missing_ok=True)  # of a repetition that was stopped
@@ -134,7 +134,7 @@ def measure_curvature(
             attack=crafted if loss == ADVERSARIAL else None,
             batch_size=crafted.size,
             seed=Seed(sampling.seed).child("curvature", "probes"),
-            task=f"{plan.provenance['run']}/{subject.path.stem}, {loss} loss",
+            task=f"{trained.title}, {loss} loss",
             progress=listener,
             # An attack that does not repeat itself bit by bit (on a GPU) makes other inputs: nothing is known of them.
             kept=Kept(ledger, f"{loss} {_fingerprint(x)[:16]} "),
@@ -149,11 +149,12 @@ def measure_curvature(
 
 
 def planned_curvature(
-    checkpoint: Path,
+    source: Path | ForeignModel,
     sampling: Sampling,
     settings: Settings,
     *,
     beta: float | None = None,
+    folder: Path = Path(),
     data_folder: Path | None = None,
     device: torch.device | str = "cpu",
     resume: bool = False,
@@ -162,35 +163,29 @@ def planned_curvature(
 
     So can what will not be resumed because it was begun otherwise (StateError).
     """
-    subject = _subject(checkpoint, sampling, data_folder, torch.device("cpu"))
-    plan = _plan(subject, sampling, settings, beta, data_folder)
+    trained = _opened(source, sampling, folder, data_folder, Silent())
+    subject = _subject(trained, sampling, torch.device("cpu"))
+    plan = _plan(subject, sampling, settings, beta)
     target = _target(plan, subject, sampling)
     if resume and _finished(target, plan) is None:
         _check_begun(target.with_suffix(".part"), subject, _identity(plan, sampling, device))
     return plan
 
 
-def _plan(
-    subject: _Subject, sampling: Sampling, settings: Settings, beta: float | None, folder: Path | None
-) -> CurvatureRecord:
-    part = sampling.on.replace("_", "-")
+def _plan(subject: _Subject, sampling: Sampling, settings: Settings, beta: float | None) -> CurvatureRecord:
+    trained = subject.trained
     return CurvatureRecord(
         losses={},
         threat={"norm": subject.threat.norm, "eps": subject.threat.eps},
         attack={"name": subject.label, **describe(subject.crafted.attack, subject.threat)},
-        settings={
-            **asdict(settings),
-            "beta": len(data_part(subject.recipe, "train", folder)) if beta is None else beta,
-        },
-        marks=subject.model.marks,
+        settings={**asdict(settings), "beta": len(trained.part("train")) if beta is None else beta},
+        marks=trained.marks,
         provenance={
-            "run": subject.path.parent.resolve().name,
-            **subject.facts,
-            "train_seed": subject.recipe.seed,
-            "data": f"{subject.data.name} {part}, {len(subject.data)} of {subject.whole} samples",
+            **trained.about,
+            "data": said(sampling.on, subject.data, subject.whole),
             "precision": sampling.precision,
             "seed": sampling.seed,
-            **subject.digests,
+            **subject.known_by,
         },
     )
 
@@ -201,7 +196,9 @@ def _fingerprint(*tensors: Tensor) -> str:
 
 def _asked(plan: CurvatureRecord) -> dict[str, Any]:
     """What two measurements of the same have in common: settings, threat, attack, seed, precision, weights, samples."""
-    told = {name: plan.provenance.get(name) for name in ("weights_digest", "data_digest")}
+    about = plan.provenance
+    told = {name: about.get(name) for name in ("weights_digest", "data_digest")}
+    told |= {ANSWERS: about[ANSWERS]} if ANSWERS in about else {}
     return {**plan.compared, **told}
 
 
@@ -216,39 +213,49 @@ def _finished(target: Path, plan: CurvatureRecord) -> CurvatureRecord | None:
     if not target.is_file():
         return None
     known = CurvatureRecord.from_json(target.read_bytes(), str(target))
-    same = known.provenance.get("flatrock") == VERSION and json_text(_asked(known)) == json_text(_asked(plan))
+    same = known.provenance.get("flatrock") == VERSION and not differences(json_text(_asked(known)), _asked(plan))
     return known if same else None
 
 
 def _check_begun(part: Path, subject: _Subject, identity: Mapping[str, Any]) -> None:
     """StateError with what is different if this was begun with other weights or data, or only others were begun."""
-    begun = [part] if part.exists() else sorted(part.parent.glob(f"curvature-{subject.path.stem}-*.part"))
+    begun = [part] if part.exists() else sorted(part.parent.glob(f"curvature-{subject.trained.stem}-*.part"))
     for file in begun:
         Ledger(file, identity, resume=True)  # refuses one of another identity
 
 
-def _subject(checkpoint: Path, sampling: Sampling, folder: Path | None, device: torch.device) -> _Subject:
-    path, tensors, meta = open_checkpoint(checkpoint)
-    model, recipe = restored(path, tensors, meta)
-    label, attack = parse_attack(recipe.select.attack if sampling.attack is None else sampling.attack)
-    whole = data_part(recipe, sampling.on, folder)
-    check_fit(model, whole)
-    check_classes(whole, meta)
+def _opened(
+    source: Path | ForeignModel, sampling: Sampling, folder: Path, data_folder: Path | None, progress: Progress
+) -> Trained:
+    return open_trained(
+        source,
+        what="measurement",
+        on=sampling.on,
+        attack=sampling.attack,
+        folder=folder,
+        data_folder=data_folder,
+        progress=progress,
+    )
+
+
+def _subject(trained: Trained, sampling: Sampling, device: torch.device) -> _Subject:
+    label, attack = parse_attack(trained.attack if sampling.attack is None else sampling.attack)
+    whole = trained.part(sampling.on)
+    known_by = trained.examine(whole, device)
     if sampling.images < whole.num_classes:
         raise ConfigError(
             f"{sampling.images} images leave out some of the {whole.num_classes} classes of {whole.name!r}; "
             f"measure curvature on at least {whole.num_classes}"
         )
-    data, threat, dtype = fair_subset(whole, sampling.images), build_threat(recipe), PRECISIONS[sampling.precision]
+    data, threat, dtype = fair_subset(whole, sampling.images), trained.threatened, PRECISIONS[sampling.precision]
     x = data.images(torch.arange(len(data)))
-    digests = {"weights_digest": weights_digest(model), "data_digest": _fingerprint(x, data.y, data.ids)}
+    known_by |= {"weights_digest": trained.digest, "data_digest": _fingerprint(x, data.y, data.ids)}
     x = x.to(device=device, dtype=dtype)
     seed = Seed(sampling.seed).child("curvature", "attack")
     size = sampling.batch_size or BATCH
     crafted = Crafted(attack, x, data.y.to(device), data.ids.to(device), threat, seed, size)
-    model = model.to(device=device, dtype=dtype)
-    about = facts(path, recipe, meta)
-    return _Subject(path, model, recipe, about, data, len(whole), threat, label, crafted, digests)
+    model = trained.model.to(device=device, dtype=dtype)
+    return _Subject(trained, model, data, len(whole), threat, label, crafted, known_by)
 
 
 def _certificate(subject: _Subject, plan: CurvatureRecord, losses: Mapping[str, Curvature]) -> dict[str, Any]:
@@ -261,8 +268,8 @@ def _certificate(subject: _Subject, plan: CurvatureRecord, losses: Mapping[str, 
 
 
 def _target(plan: CurvatureRecord, subject: _Subject, sampling: Sampling) -> Path:
-    """Beside the checkpoint, under a name that says what it is of; its end stands for everything else that was set."""
+    """A name that says what it is of; its end stands for everything else that was set."""
     attack = re.sub(r"[^\w.=-]+", "_", subject.label)[:60]
-    told = f"{subject.path.stem}-{attack}-{sampling.on}{len(subject.data)}-seed{sampling.seed}"
+    told = f"{subject.trained.stem}-{attack}-{sampling.on}{len(subject.data)}-seed{sampling.seed}"
     rest = sha256(json_text([plan.settings, plan.attack, sampling.precision]))[:8]
-    return subject.path.with_name(f"curvature-{told}-{rest}.json")
+    return subject.trained.folder / f"curvature-{told}-{rest}.json"

@@ -82,8 +82,8 @@ def evaluate_foreign(
     chosen = DEFAULT_ATTACKS if attacks is None else attacks
     made: dict[str, Any] = {"weights": weights, "num_classes": num_classes, "normalize": normalize, "which": which}
     asked = ForeignModel(model=model, **made, data=data, norm=norm, eps=eps)
-    faults = _faults(chosen, surrogate is not None, precision, device, out)
-    foreign = asked.opened(progress or Silent(), what="evaluation", faults=faults)
+    asked.check(what="evaluation", faults=_faults(chosen, surrogate is not None, precision, device, out))
+    foreign = asked.opened(progress or Silent())
     test, whole = _test_set(asked, foreign, limit, data_folder, pick_device(device))
     on_data(test)
     other = open_surrogate(surrogate, test)

@@ -51,19 +51,30 @@ class ForeignModel:
     norm: str | None = None
     eps: float | str | None = None
 
-    def opened(self, progress: Progress, *, what: str, faults: Sequence[str] = (), threat: bool = True) -> Foreign:
-        """The network, and a word on what it is; its faults and all others are one error, for `what` cannot start.
+    @property
+    def label(self) -> str:
+        """What it is called before it is opened."""
+        return str(self.model or self.weights)
+
+    def check(self, *, what: str, faults: Sequence[str] = (), threat: bool = True) -> None:
+        """ConfigError with all that is wrong with it and all other `faults`, for which `what` cannot start.
 
         Without `threat` none is asked for.
         """
-        made: dict[str, Any] = {"weights": self.weights, "num_classes": self.num_classes, "normalize": self.normalize}
-        faults = [*model_faults(self.model, **made), *self._asked(threat), *faults]
-        if faults:
-            raise ConfigError(f"the {what} cannot start:", tuple(faults))
-        foreign = open_foreign(self.model, which=self.which, **made)
+        wrong = [*model_faults(self.model, **self._made), *self._asked(threat), *faults]
+        if wrong:
+            raise ConfigError(f"the {what} cannot start:", tuple(wrong))
+
+    def opened(self, progress: Progress) -> Foreign:
+        """The network, once it is checked, and a word on what it is."""
+        foreign = open_foreign(self.model, which=self.which, **self._made)
         for line in foreign.lines():
             progress.say(line)
         return foreign
+
+    @property
+    def _made(self) -> dict[str, Any]:
+        return {"weights": self.weights, "num_classes": self.num_classes, "normalize": self.normalize}
 
     @property
     def threat(self) -> Threat:

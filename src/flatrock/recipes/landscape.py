@@ -1,8 +1,7 @@
-"""Run -> landscape: measure one around a checkpoint, resumably, and store it beside the checkpoint."""
+"""Trained network -> landscape: measure one around a checkpoint or a model that is no run, resumably, and store it."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatrock.attacks.catalog import describe
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, write_atomic
+from flatrock.core.identity import differences
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.provenance import VERSION, birth_certificate
+from flatrock.core.provenance import VERSION, birth_certificate, origin
 from flatrock.core.rng import Seed
-from flatrock.core.tensorfile import digest, weights_digest
+from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
@@ -30,13 +30,13 @@ from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import Probe
 from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.diagnostics.weight_landscape import MIDDLE, place, walk_weights, weight_points
-from flatrock.models.classifier import Classifier
-from flatrock.recipes.build import build_threat, check_fit
+from flatrock.recipes.build import build_threat
 from flatrock.recipes.check import validate
+from flatrock.recipes.foreign_model import ForeignModel, part_faults
 from flatrock.recipes.landscape_plan import Plan
-from flatrock.recipes.part import check_classes, data_part
-from flatrock.recipes.restore import facts, open_checkpoint, restored
-from flatrock.recipes.schema import Recipe
+from flatrock.recipes.part import data_part
+from flatrock.recipes.restore import open_checkpoint
+from flatrock.recipes.trained import Trained, open_trained, said
 
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
@@ -44,22 +44,16 @@ CPU_BATCH, GPU_BATCH = 256, 2048
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint ready to be looked at: its network on the device, the samples, and the grid."""
+    """A network ready to be looked at: it is on the device, with the samples, and the grid."""
 
-    path: Path
-    model: Classifier
-    recipe: Recipe
-    facts: dict[str, Any]
+    trained: Trained
+    model: nn.Module
     threat: Threat
     data: Dataset
     whole: int
     axis: Axis
     device: torch.device
-
-    @property
-    def run(self) -> str:
-        """The name of the run's folder, however it was written."""
-        return self.path.resolve().parent.name
+    known_by: dict[str, Any]
 
     @property
     def x(self) -> Tensor:
@@ -68,33 +62,36 @@ class Subject:
 
 
 def measure_landscape(
-    checkpoint: Path,
+    source: Path | ForeignModel,
     plan: Plan,
     *,
+    folder: Path = Path(),
     data_folder: Path | None = None,
     device: torch.device | str = "cpu",
     resume: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Landscape, Path]:
-    """The landscape around a checkpoint (or its epoch's images), and the file it is stored in.
+    """The landscape around a checkpoint or a model that is no run (or around images), and the file it is stored in.
 
-    Every finished point is on disk; with `resume` a measurement goes on from there, and a finished one is read.
+    That lies beside the checkpoint, or in `folder`. Every finished point is on disk; with `resume` a measurement goes
+    on from there, and a finished one is read.
     """
     listener = progress or Silent()
-    subject = _subject(checkpoint, plan, data_folder, torch.device(device))
-    target, part = (checkpoint.with_name(f"{plan.stem(checkpoint.stem)}.{end}") for end in ("json", "part"))
+    subject = _subject(_opened(source, plan, folder, data_folder, listener), plan, torch.device(device))
+    trained = subject.trained
+    target, part = (trained.folder / f"{plan.stem(trained.stem)}.{end}" for end in ("json", "part"))
     half = plan.precision == "half" or (plan.precision == "auto" and subject.device.type == "cuda")
     size = plan.batch_size or (GPU_BATCH if subject.device.type == "cuda" else CPU_BATCH)
     identity = _identity(subject, plan, size, half=half and plan.kind != "input")
     if resume and target.is_file():
         known = Landscape.from_file(target)
-        if known.identity == json.loads(json_text(identity)):
+        if not differences(json_text(dict(known.identity)), identity):
             part.unlink(missing_ok=True)  # of a repetition that was stopped
             return known, target
     ledger = Ledger(part, identity, resume=resume)
     begun, before = time.monotonic(), len(ledger)
     total = _units(subject, plan)
-    listener.begin(f"{plan.kind} landscape of {subject.run}/{checkpoint.stem}", total, before)
+    listener.begin(f"{plan.kind} landscape of {trained.title}", total, before)
     try:
         found = _walked(subject, plan, ledger, listener, size, half=half)
     finally:
@@ -106,28 +103,27 @@ def measure_landscape(
     return record, target
 
 
-def _subject(checkpoint: Path, plan: Plan, folder: Path | None, device: torch.device) -> Subject:
-    path, tensors, meta = open_checkpoint(checkpoint)
-    model, recipe = restored(path, tensors, meta)
-    whole = data_part(recipe, plan.on or "", folder)
-    check_fit(model, whole)
-    check_classes(whole, meta)
-    data = _samples_of(whole, plan)
-    threat = build_threat(recipe)
-    model.to(device)
-    if device.type == "cuda" and len(model.input_shape) == 3:
+def _opened(
+    source: Path | ForeignModel, plan: Plan, folder: Path, data_folder: Path | None, progress: Progress
+) -> Trained:
+    return open_trained(
+        source, what="measurement", on=str(plan.on), folder=folder, data_folder=data_folder, progress=progress
+    )
+
+
+def _subject(trained: Trained, plan: Plan, device: torch.device) -> Subject:
+    whole = trained.part(str(plan.on))
+    known_by = trained.examine(whole, device)
+    data, threat, model = _samples_of(whole, plan), trained.threatened, trained.model.to(device)
+    # Networks of others may not bear another layout: some reshape what their convolutions return.
+    if device.type == "cuda" and len(whole.input_shape) == 3 and trained.recipe is not None:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     axis = plan.axis(threat, whole.x[0].numel())
-    return Subject(path, model, recipe, facts(path, recipe, meta), threat, data, len(whole), axis, device)
+    return Subject(trained, model, threat, data, len(whole), axis, device, known_by)
 
 
 def _samples_of(whole: Dataset, plan: Plan) -> Dataset:
     return fair_subset(whole, plan.images) if plan.ids is None else _chosen(whole, plan.ids)
-
-
-def _said(plan: Plan, data: Dataset, whole: int) -> str:
-    """Which samples these are, in words."""
-    return f"{data.name} {(plan.on or '').replace('_', '-')}, {len(data)} of {whole} samples"
 
 
 def _fingerprint(data: Dataset) -> str:
@@ -136,31 +132,46 @@ def _fingerprint(data: Dataset) -> str:
 
 
 def check_comparable(
-    files: Sequence[Path], plan: Plan, *, stored: Sequence[Landscape] = (), data_folder: Path | None = None
+    sources: Sequence[Path | ForeignModel],
+    plan: Plan,
+    *,
+    stored: Sequence[Landscape] = (),
+    data_folder: Path | None = None,
 ) -> None:
-    """ConfigError if landscapes of these checkpoints could not be drawn together, told before any is measured.
+    """ConfigError if landscapes of these could not be drawn together, told before any is measured.
 
-    Threats and samples follow from the recipes; `stored` are landscapes to be drawn beside them.
+    Threats and samples follow from recipes, or from the options of a model that is no run; `stored` are landscapes to
+    be drawn beside them.
     """
+    files = [source for source in sources if isinstance(source, Path)]
+    others = [source for source in sources if isinstance(source, ForeignModel)]
     opened = {meta["recipe_hash"]: (path, meta) for path, _, meta in map(open_checkpoint, files)}
     recipes = {path: validate(meta["recipe"], f"the recipe stored in {path}") for path, meta in opened.values()}
-    if len(recipes) + len(stored) < 2:
+    for other in others:
+        other.check(what="measurement", faults=part_faults(str(plan.on)))
+    if len(recipes) + len(others) + len(stored) < 2:
         return
     threats = [(str(path), build_threat(recipe)) for path, recipe in recipes.items()]
+    threats += [(other.label, other.threat) for other in others]
     told = [(at, f"{t.norm} eps {t.eps:.6g}") for at, t in threats]
     _agree("threat", told + [(_name(r), f"{r.threat['norm']} eps {r.threat['eps']:.6g}") for r in stored])
     samples: dict[str, str] = {}
     for recipe in recipes.values():
         if repr(recipe.data) not in samples:
-            whole = data_part(recipe, plan.on or "", data_folder)
-            data = _samples_of(whole, plan)
-            samples[repr(recipe.data)] = f"{_said(plan, data, len(whole))} ({_fingerprint(data)[:8]})"
+            samples[repr(recipe.data)] = _digested(data_part(recipe, str(plan.on), data_folder), plan)
     told = [(str(path), samples[repr(recipe.data)]) for path, recipe in recipes.items()]
+    told += [(other.label, _digested(other.part(str(plan.on), data_folder), plan)) for other in others]
     _agree("data", told + [(_name(r), f"{r.provenance['data']} ({str(r.identity['data'])[:8]})") for r in stored])
 
 
+def _digested(whole: Dataset, plan: Plan) -> str:
+    """The samples a landscape will be of, in words and as a digest."""
+    data = _samples_of(whole, plan)
+    return f"{said(str(plan.on), data, len(whole))} ({_fingerprint(data)[:8]})"
+
+
 def _name(record: Landscape) -> str:
-    return f"record of {record.provenance['run']}"
+    return f"record of {origin(record.provenance)[0]}"
 
 
 def _agree(what: str, told: Sequence[tuple[str, str]]) -> None:
@@ -186,7 +197,8 @@ def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
 def _identity(subject: Subject, plan: Plan, batch_size: int, *, half: bool) -> dict[str, Any]:
     """What must be the same for a measurement to go on."""
     return {
-        "model": weights_digest(subject.model),
+        "model": subject.trained.digest,
+        **subject.known_by,
         "data": _fingerprint(subject.data),
         "plan": plan.described(),
         "axis": list(subject.axis.values),
@@ -268,10 +280,8 @@ def _certified(
     certificate = birth_certificate(
         device=subject.device,
         seed=plan.seed,
-        run=subject.run,
-        **subject.facts,
-        train_seed=subject.recipe.seed,
-        data=_said(plan, subject.data, subject.whole),
+        **subject.trained.about,
+        data=said(str(plan.on), subject.data, subject.whole),
         precision=identity["precision"],
         batch_size=identity["batch_size"],
         **about,
@@ -281,7 +291,7 @@ def _certified(
         axis=subject.axis.values,
         threat={"norm": subject.threat.norm, "eps": subject.threat.eps},
         identity=identity,
-        marks=subject.model.marks,
+        marks=subject.trained.marks,
         provenance=certificate,
         **found,
     )

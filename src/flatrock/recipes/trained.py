@@ -52,15 +52,21 @@ class Trained:
     marks: tuple[str, ...] = ()
     recipe: Recipe | None = None
 
-    def said(self, on: str, data: Dataset, whole: int) -> str:
-        """Which samples these are, in words."""
-        return f"{data.name} {on.replace('_', '-')}, {len(data)} of {whole} samples"
+    @property
+    def title(self) -> str:
+        """What it is called while it is measured."""
+        return self.name if self.recipe is None else f"{self.name}/{self.stem}"
 
     @property
     def threatened(self) -> Threat:
         """The threat, which must have been asked for."""
         assert self.threat is not None
         return self.threat
+
+
+def said(on: str, data: Dataset, whole: int) -> str:
+    """Which samples these are, in words."""
+    return f"{data.name} {on.replace('_', '-')}, {len(data)} of {whole} samples"
 
 
 def open_trained(
@@ -84,7 +90,8 @@ def open_trained(
     if not isinstance(source, ForeignModel):
         return _of_run(source, which, data_folder)
     wrong = [*part_faults(on), *([] if attack is None else caught("attack", lambda: parse_attack(attack))), *faults()]
-    foreign = source.opened(progress or Silent(), what=what, faults=wrong, threat=threat)
+    source.check(what=what, faults=wrong, threat=threat)
+    foreign = source.opened(progress or Silent())
     return _of_foreign(source, foreign, source.threat if threat else None, folder, data_folder)
 
 

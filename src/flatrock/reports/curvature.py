@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.provenance import origin
 from flatrock.diagnostics.curvature import Curvature
 from flatrock.diagnostics.curvature_record import ADVERSARIAL, CurvatureRecord
 from flatrock.diagnostics.estimate import Estimate, within
@@ -48,17 +49,16 @@ def check_alike(records: Sequence[CurvatureRecord]) -> None:
 
 
 def labels(records: Sequence[CurvatureRecord]) -> list[str]:
-    """The run of each, its checkpoint where one run is there several times, a number where that is not enough.
+    """The run or model of each, its weights where one is there several times, a number where that is not enough.
 
     * = chosen on the test set.
     """
-    names = [str(r.provenance.get("run", "?")) for r in records]
+    names, files = zip(*(origin(r.provenance) for r in records), strict=True)
     if len(set(names)) < len(names):
-        files = [str(r.provenance.get("checkpoint", "?")).removesuffix(".safetensors") for r in records]
-        names = [f"{run} {file}" for run, file in zip(names, files, strict=True)]
+        names = tuple(f"{name} {file}".rstrip() for name, file in zip(names, files, strict=True))
     again = [names[:i].count(name) for i, name in enumerate(names)]
-    names = [f"{name} ({k + 1})" if k else name for name, k in zip(names, again, strict=True)]
-    return [name + ("*" if record.marks else "") for name, record in zip(names, records, strict=True)]
+    unique = [f"{name} ({k + 1})" if k else name for name, k in zip(names, again, strict=True)]
+    return [name + ("*" if record.marks else "") for name, record in zip(unique, records, strict=True)]
 
 
 def curvature_table(records: Sequence[CurvatureRecord], loss: str) -> Table:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.provenance import origin
 from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.reports.style import blank, dress, finish, line_style, radius
 from flatrock.reports.table import Table, percent
@@ -58,15 +59,14 @@ def _short(value: Any) -> str:
 
 
 def labels(records: Sequence[Landscape]) -> list[str]:
-    """A short name for each: its run, and its checkpoint and epoch where the run alone does not tell."""
-    runs = [str(r.provenance.get("run", r.provenance.get("recipe", "?"))) for r in records]
-    marks = [str(r.provenance.get("checkpoint", "?")).removesuffix(".safetensors") for r in records]
+    """A short name for each: its run or model, and its checkpoint or weights where that alone does not tell."""
+    runs, marks = zip(*(origin(r.provenance) for r in records), strict=True)
     if len(set(runs)) == len(runs):
-        names = runs
-    elif len(set(runs)) == 1 and len(set(marks)) == len(marks):
-        names = marks
+        names = list(runs)
+    elif len(set(runs)) == 1 and all(marks) and len(set(marks)) == len(marks):
+        names = list(marks)
     else:
-        names = [f"{run} {mark}" for run, mark in zip(runs, marks, strict=True)]
+        names = [f"{run} {mark}".rstrip() for run, mark in zip(runs, marks, strict=True)]
     starred = (name + ("*" if r.marks else "") for name, r in zip(names, records, strict=True))
     seen: dict[str, int] = {}
     unique = []
@@ -158,15 +158,17 @@ def caption(records: Sequence[Landscape]) -> str:
         f"{attack} anew at every point in {about.get('precision')}, loss in float32" if attack else "",
         what,
         f"seed {about.get('seed')}",
-        f"trained with seed {_listed([str(r.provenance.get('train_seed')) for r in records])}",
+        _seeds(records),
         "* chosen on the test set" if any(r.marks for r in records) else "",
         str(about.get("device", "")),
     ]
     return "; ".join(part for part in told if part)
 
 
-def _listed(words: list[str]) -> str:
-    return ", ".join(dict.fromkeys(words))
+def _seeds(records: Sequence[Landscape]) -> str:
+    """What runs were trained with; nothing is known of models that are none."""
+    seeds = dict.fromkeys(str(r.provenance.get("train_seed")) for r in records if "model" not in r.provenance)
+    return f"trained with seed {', '.join(seeds)}" if seeds else ""
 
 
 def draw_curves(records: Sequence[Landscape], path: Path, *, at: float = 0.5) -> Path:
