@@ -110,6 +110,13 @@ def test_factory_on_real_data() -> None:
     assert str(store_foreign(result)) == "result-foreign_module_net-digits-linf0.125-fgsm+pgd-3-n40-seed0.json"
 
 
+def test_state_that_is_no_tensor_does_not_keep_a_network_from_being_resumed(here: Path) -> None:
+    options: dict[str, Any] = {**DIGITS, "journal": True, "batch_size": 20}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_foreign("foreign_module:noted", **options, progress=Told(interrupt_after=1))
+    assert evaluate_foreign("foreign_module:noted", **options, resume=True).n == 40
+
+
 def test_few_samples_of_data_without_a_normalisation_of_their_own(here: Path) -> None:
     torch.save(create_model("digits_cnn").state_dict(), here / "own.pt")
     result = evaluate_foreign("digits_cnn", weights="own.pt", **{**DIGITS, "limit": 3})

@@ -28,6 +28,16 @@ class Shifted(nn.Module):
 def net():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
 
+class Noted(nn.Linear):
+    def get_extra_state(self):
+        return {"note": "no tensor"}
+
+    def set_extra_state(self, state):
+        pass
+
+def noted():
+    return nn.Sequential(nn.Flatten(), Noted(64, 10))
+
 def eleven():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 11))
 

@@ -28,8 +28,9 @@ def digest(tensors: Mapping[str, Tensor], meta: str) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """sha256 over the names, types, shapes and bytes of all weights and buffers."""
-    return digest({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, "")
+    """sha256 over the names, types, shapes and bytes of all weights and buffers; extra state may be no tensor."""
+    state = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    return digest({k: v.detach().cpu().contiguous() for k, v in state.items()}, "")
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, older: Path | None = None) -> None:
