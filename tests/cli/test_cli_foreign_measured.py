@@ -206,3 +206,14 @@ def test_a_record_stands_beside_a_model_if_both_were_asked_alike(command: str, r
     other = flatrock(command, first, *NET, *asked, "--eps", "0.1", *words, "--out", "both")
     assert "different threat" in refusal(other)
     assert set(here.iterdir()) == before, "refused before it is measured"
+
+
+def test_a_network_that_is_there_already_is_planned_and_measured_in_double_precision(here: Path) -> None:
+    (here / "foreign_module.py").write_text(MODULE + "\n\nready = net()\n")
+    words = ("curvature", "--data", "digits", "--norm", "linf", "--eps", "0.1", *FEW["curvature"])
+    double = (*words, "--precision", "double")
+    first = stored(flatrock(*double, *NET))
+    beside = stored(flatrock(*double, first, "--model", "foreign_module:ready"))
+    one, two = (CurvatureRecord.from_json(file.read_text()) for file in (first, beside))
+    assert one.compared == two.compared
+    assert one.provenance["model"] != two.provenance["model"]

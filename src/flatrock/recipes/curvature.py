@@ -58,10 +58,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A network ready to be measured: it and its samples on the device, and how they are attacked."""
+    """What is measured: a network as it was opened, its samples on the device, and how they are attacked."""
 
     trained: Trained
-    model: nn.Module
     data: Dataset
     whole: int
     threat: Threat
@@ -123,10 +122,11 @@ def measure_curvature(
     if resume:
         _check_begun(part, subject, identity)
     ledger, crafted = Ledger(part, identity, resume=resume), subject.crafted
+    model = trained.model.to(device=device, dtype=crafted.x.dtype)
 
     def measured(loss: str, x: Tensor) -> Curvature:
         return curvature(
-            subject.model,
+            model,
             x,
             crafted.y,
             beta=plan.settings["beta"],
@@ -140,7 +140,7 @@ def measure_curvature(
             kept=Kept(ledger, f"{loss} {_fingerprint(x)[:16]} "),
         )
 
-    losses = {CLEAN: measured(CLEAN, crafted.x), ADVERSARIAL: measured(ADVERSARIAL, crafted(subject.model))}
+    losses = {CLEAN: measured(CLEAN, crafted.x), ADVERSARIAL: measured(ADVERSARIAL, crafted(model))}
     record = replace(plan, losses=losses, provenance=_certificate(subject, plan, losses))
     write_atomic(target, record.to_json().encode())
     ledger.close()
@@ -254,8 +254,7 @@ def _subject(trained: Trained, sampling: Sampling, device: torch.device) -> _Sub
     seed = Seed(sampling.seed).child("curvature", "attack")
     size = sampling.batch_size or BATCH
     crafted = Crafted(attack, x, data.y.to(device), data.ids.to(device), threat, seed, size)
-    model = trained.model.to(device=device, dtype=dtype)
-    return _Subject(trained, model, data, len(whole), threat, label, crafted, known_by)
+    return _Subject(trained, data, len(whole), threat, label, crafted, known_by)
 
 
 def _certificate(subject: _Subject, plan: CurvatureRecord, losses: Mapping[str, Curvature]) -> dict[str, Any]:
