@@ -19,7 +19,7 @@ from flatrock.core.threat import Linf
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.landscape import combined, filter_direction, moved
 from flatrock.diagnostics.ledger import Ledger
-from flatrock.diagnostics.probe import Probe
+from flatrock.diagnostics.probe import HalfPass, Probe
 from flatrock.diagnostics.weight_landscape import MIDDLE, draw_directions, place, walk_weights, weight_points
 from flatrock.models.catalog import create_model
 
@@ -309,3 +309,23 @@ def test_a_ledger_refuses_other_questions_and_drops_altered_lines(tmp_path: Path
 def test_a_folder_in_its_place_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="left alone"):
         Ledger(tmp_path, {}, resume=False)
+
+
+class Reshaped(nn.Module):
+    """Flattens what its convolution returns without a copy, as many published networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).view(len(x), -1))
+
+
+def test_inputs_of_a_half_pass_are_laid_out_as_the_weights_are() -> None:
+    x, net = torch.rand(2, 3, 8, 8, generator=Seed(0).generator()), Reshaped()
+    assert torch.allclose(HalfPass(net)(x), net(x), atol=0.05)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        HalfPass(net)(x)
