@@ -161,6 +161,7 @@ def test_letters_the_terminal_lacks_are_no_reason_to_die(monkeypatch: pytest.Mon
 
 COMMANDS_WITH_OUT = {
     "bench": ("digits_at",),
+    "certify": ("--model", "digits_cnn", "--data", "digits", "--sigma", "0.25"),
     "curvature": ("nowhere",),
     "eval": ("--model", "digits_cnn", "--data", "digits", "--norm", "linf", "--eps", "0.1"),
     "landscape": ("nowhere",),
