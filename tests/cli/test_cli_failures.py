@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,15 +95,18 @@ def test_a_run_that_averages_tells_how_the_averages_did(tmp_path: Path, monkeypa
     assert "\naveraged weights, best epoch 1: clean 70.00, robust 60.00; evaluations take these\n" in done.stdout
 
 
-def test_result_that_cannot_be_stored_is_shown(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_that_cannot_be_stored_is_shown(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flatrock.cli.evaluate.store_result", raising(StateError(f"could not write {AWKWARD}")))
-    before = sorted(run_folder.iterdir())
-    done = flatrock("eval", run_folder, "--attacks", "fgsm", "--limit", "20", *ON_CPU)
+    own = shutil.copytree(run_folder, tmp_path / "run")  # others look at what is in theirs
+    before = sorted(own.iterdir())
+    done = flatrock("eval", own, "--attacks", "fgsm", "--limit", "20", *ON_CPU)
     assert done.exit_code == 2
     assert "worst case" in done.stdout
     assert "20 of 500 samples" in done.stdout
     assert done.stderr == f"error: could not write {AWKWARD}\n"
-    left = {p.name for p in run_folder.iterdir()} - {p.name for p in before}
+    left = {p.name for p in own.iterdir()} - {p.name for p in before}
     assert left == {"result-best-fgsm-n20-seed0.part"}, "what was computed is there to be resumed"
 
 

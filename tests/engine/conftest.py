@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import sklearn.datasets
-import torch
 from torch import nn
 
 from flatrock.core.progress import Silent
@@ -69,17 +68,14 @@ def _snapshot(folder: Path, *, skip: tuple[str, ...] = ()) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
-    """Hundreds of small runs: one thread, no waiting for the disk, and the digits parsed once.
+    """Hundreds of small runs: no waiting for the disk, and the digits parsed once.
 
     Forcing files to the disk guards against power cuts, which no test here can make.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(sklearn.datasets, "load_digits", parsed_digits)
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -148,7 +144,6 @@ def stopper() -> Callable[[int], Listener]:
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory, make_job: Callable[..., Job]) -> Path:
     """The folder of the small recipe trained without a stop. Copy it, do not change it."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("small") / "run"
     train(make_job(folder))
     return folder
@@ -163,7 +158,6 @@ def small_shot(small_run: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def helper_run(make_job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network trained without attacks until its answers do not hang on rounding. Copy it, do not change it."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("helper") / "run"
     keys = {"objective": {"name": "standard"}, "attack": {}, "seed": 1}
     train(make_job(folder, **keys, data__limit=800, train__epochs=6))

@@ -20,15 +20,6 @@ from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Batches of two gain nothing from threads, and lose much when the cores are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Iterator[Path]:
     """A run of a large network leaves hundreds of megabytes, which pytest would keep for three sessions."""

@@ -29,10 +29,7 @@ TEACHER = {"train.epochs": 2, "train.batch_size": 32, "data.limit": 640, "attack
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the digits, read-only."""
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in every test here, which this comes before
     train(build_job(load_recipe("digits_at", TEACHER), folder=folder))
-    torch.set_num_threads(threads)
     return folder
 
 
