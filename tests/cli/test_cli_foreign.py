@@ -192,4 +192,4 @@ def test_checkpoint_of_a_run_as_weights_is_sent_the_right_way(run_folder: Path) 
     path = run_folder / "best.safetensors"
     done = flatrock("eval", "--model", "digits_cnn", "--weights", path, "--data", "digits", *THREAT)
     assert done.exit_code == 2
-    assert f"evaluate it with `flatrock eval {path}`" in done.output
+    assert f"without --weights, as in `flatrock eval {path}`" in done.output

@@ -148,14 +148,31 @@ def test_another_model_does_not_go_on_with_it(command: str, here: Path) -> None:
 
 
 @both
-def test_a_finished_record_of_another_function_is_not_taken(command: str, here: Path) -> None:
-    words = (command, *NET, *ASKED, *FEW[command], "--resume")
+def test_a_finished_record_of_another_function_is_neither_taken_nor_lost(command: str, here: Path) -> None:
+    words = (command, *NET, *ASKED, *FEW[command])
     file = stored(flatrock(*words))
-    before = content(file)
+    before = file.read_bytes()
     sys.modules.pop("foreign_module", None)
     (here / "foreign_module.py").write_text(MODULE.replace("nn.ReLU()", "nn.Tanh()"))
+    told = (
+        f"{file.name} is of another model (different: clean answers); keep it under another name, or leave out --resume"
+    )
+    assert told in refusal(flatrock(*words, "--resume"))
+    assert file.read_bytes() == before
     assert stored(flatrock(*words)) == file
-    assert content(file) != before
+    assert file.read_bytes() != before
+
+
+@both
+def test_other_weights_of_a_factory_have_another_file(command: str, here: Path) -> None:
+    words = (command, *NET, *ASKED, *FEW[command], "--resume")
+    file = stored(flatrock(*words))
+    before = file.read_bytes()
+    sys.modules.pop("foreign_module", None)
+    other = MODULE.replace("def net():\n", "def net():\n    torch.manual_seed(5)\n")
+    (here / "foreign_module.py").write_text(other)
+    assert stored(flatrock(*words)) != file
+    assert file.read_bytes() == before
 
 
 @both
@@ -217,3 +234,41 @@ def test_a_network_that_is_there_already_is_planned_and_measured_in_double_preci
     one, two = (CurvatureRecord.from_json(file.read_text()) for file in (first, beside))
     assert one.compared == two.compared
     assert one.provenance["model"] != two.provenance["model"]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("nn.Sequential(nn.Flatten(), nn.LazyLinear(10))", "the model has lazy layers without weights yet"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)", "frozen"),
+        ("Noisy()", "at random"),
+    ],
+)
+@both
+def test_networks_that_cannot_be_measured(command: str, here: Path, body: str, told: str) -> None:
+    noisy = "class Noisy(nn.Linear):\n    def forward(self, x):\n        y = x.flatten(1)\n"
+    noisy += "        return super().forward(y + 0.5 * torch.rand_like(y))\n\n    def __init__(self):\n"
+    noisy += "        super().__init__(64, 10)\n"
+    (here / "foreign_module.py").write_text(f"{MODULE}\n\n{noisy}\n\ndef odd():\n    return {body}\n")
+    said = refusal(flatrock(command, "--model", "foreign_module:odd", *ASKED, *FEW[command]))
+    curved = {"frozen": "no trainable parameter", "at random": "Switch its randomness off"}
+    assert (curved.get(told, told) if command == "curvature" else told) in said
+    assert not list(here.glob(f"{command}*.json"))
+
+
+@both
+def test_beside_a_record_of_a_run_nothing_goes_into_its_folder(command: str, here: Path) -> None:
+    """Also where the networks have different layers: there is no figure of them then."""
+    asked = tuple(word for word in FEW[command] if word != "--no-layers")
+    run = flatrock(
+        "train", "digits_at", "--run-dir", "runs/at", "train.epochs=1", "train.max_steps=2", "--device", "cpu"
+    )
+    assert run.exit_code == 0, run.output
+    beta = ("--beta", "100") if command == "curvature" else ()
+    file = stored(flatrock(command, "runs/at", "--which", "last", "--on", "test", *asked, *beta))
+    before = {p.name: p.stat().st_mtime_ns for p in (here / "runs/at").iterdir()}
+    words = (*NET, "--data", "digits", "--norm", "linf", "--eps", "0.2", "--on", "test", *asked, *beta)
+    done = flatrock(command, file, *words)
+    assert stored(done).parent == Path()
+    assert {p.name: p.stat().st_mtime_ns for p in (here / "runs/at").iterdir()} == before
+    assert ("networks of different layers: no figure of them" in done.output) == (command == "curvature")

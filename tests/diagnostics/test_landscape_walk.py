@@ -17,7 +17,7 @@ from flatrock.core.progress import Silent
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
 from flatrock.diagnostics.grid import Axis
-from flatrock.diagnostics.landscape import combined, filter_direction, moved
+from flatrock.diagnostics.landscape import combined, filter_direction, movable, moved
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import HalfPass, Probe
 from flatrock.diagnostics.weight_landscape import MIDDLE, draw_directions, place, walk_weights, weight_points
@@ -119,7 +119,7 @@ def test_a_surface_has_the_curve_of_its_first_direction_inside() -> None:
         inside, alone = surface.get(place(0, i, AXIS.middle)), curve.get(place(0, i))
         assert inside is not None
         assert inside == pytest.approx(alone, rel=1e-6)
-    first, second = draw_directions(model, Seed(1), 0, 2)
+    first, second = draw_directions(model, Seed(1), 0, 2, movable(model))
     both = combined([first, second], [0.5, -0.25])
     assert torch.allclose(both["head.weight"], 0.5 * first["head.weight"] - 0.25 * second["head.weight"])
 
@@ -272,6 +272,37 @@ def test_shared_weights_move_once_and_come_back() -> None:
 def test_a_network_without_matrices_has_no_direction() -> None:
     with pytest.raises(ModelError, match="no filters to move"):
         filter_direction(nn.BatchNorm2d(3), Seed(0))
+    with pytest.raises(ModelError, match=r"not frozen, so no filters to move; model.requires_grad_\(True\) thaws them"):
+        filter_direction(nn.Linear(2, 2).requires_grad_(False), Seed(0))
+
+
+class Shifted(nn.Module):
+    """A network behind a normalisation that is kept as buffers, or as parameters that are frozen."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        mean = torch.full((1, 1, 8, 8), 0.3)
+        if frozen:
+            self.mean = nn.Parameter(mean, requires_grad=False)
+        else:
+            self.register_buffer("mean", mean)
+        self.model = create_model("digits_cnn", seed=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.model(x - self.mean)
+        return answer
+
+
+def test_what_is_frozen_stays_where_it_is() -> None:
+    found = []
+    for frozen in (True, False):
+        model = Shifted(frozen=frozen).eval()
+        points = ledger()
+        walk(model, probe_of(model, n=8), points, count=1)
+        found.append([points.get(place(0, i)) for i in (0, 4)])
+        assert "mean" not in filter_direction(model, Seed(1))
+        assert moved(model)["tensors"] == moved(model.model)["tensors"]
+    assert found[0] == found[1]
 
 
 # The ledger

@@ -155,7 +155,7 @@ def test_files_without_a_model(tmp_path: Path, content: Any, text: str) -> None:
 def test_checkpoints_of_runs_go_the_other_way(tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
     save(path, {"model/head.weight": torch.ones(2, 2)}, {"role": "best"})
-    with pytest.raises(StateError, match=f"evaluate it with `flatrock eval {path}`"):
+    with pytest.raises(StateError, match=f"without --weights, as in `flatrock eval {path}`"):
         read_weights(path)
 
 

@@ -100,12 +100,8 @@ def check_attack(attack: Attack, threat: Threat | None, classes: int | None) -> 
         check(threat, classes)
 
 
-def check_model(model: nn.Module, x: Tensor) -> None:
-    """A module whose weights are there and have the dtype of the inputs; else ModelError."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module that maps inputs to logits, got {type(model).__name__}")
-    if torch.is_inference_mode_enabled():
-        raise ModelError("attacks need gradients; call this outside torch.inference_mode()")
+def check_weights(model: nn.Module) -> None:
+    """ModelError if weights have no values."""
     tensors = [*model.parameters(), *model.buffers()]
     if any(is_lazy(t) for t in tensors):
         raise ModelError("the model has lazy layers without weights yet; pass a batch through it first: model(x[:2])")
@@ -113,6 +109,16 @@ def check_model(model: nn.Module, x: Tensor) -> None:
         raise ModelError(
             "the model is on the meta device, without values; use model.to_empty(device=...) and load them"
         )
+
+
+def check_model(model: nn.Module, x: Tensor) -> None:
+    """A module whose weights are there and have the dtype of the inputs; else ModelError."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module that maps inputs to logits, got {type(model).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise ModelError("attacks need gradients; call this outside torch.inference_mode()")
+    check_weights(model)
+    tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_inference() for t in tensors):
         raise ModelError(
             "the model was made in torch.inference_mode(), so it has no gradients; use copy.deepcopy(model)"

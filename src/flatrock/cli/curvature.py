@@ -26,6 +26,7 @@ from flatrock.reports.curvature import (
     curvature_table,
     draw_layers,
     draw_spectra,
+    same_layers,
     sharpness_table,
 )
 
@@ -111,7 +112,7 @@ def run(
         check_sources(sources or [], own, "measure")
         sampling = Sampling(on=on, images=images, attack=attack, precision=precision, batch_size=batch_size, seed=seed)
         settings = Settings(**curved, gamma=number(gamma), rho=number(rho), sigma0=number(sigma0))
-        prefix = named(out) or beside(sources or [Path()], "curvature")
+        prefix = named(out) or beside([Path()] if any_given(own) else sources or [], "curvature")
         check_out(*_files(prefix))
         how: dict[str, Any] = {"beta": None if beta is None else number(beta), "folder": prefix.parent}
         how |= {"data_folder": data_dir, "device": pick_device(device), "resume": resume}
@@ -180,6 +181,9 @@ def _files(prefix: Path) -> list[Path]:
 def _draw(records: Sequence[CurvatureRecord], prefix: Path) -> list[Path]:
     spectra, layers = _files(prefix)
     files = [draw_spectra(records, spectra)]
-    if all(found.layers for record in records for found in record.losses.values()):
-        files.append(draw_layers(records, layers))
-    return files
+    if not all(found.layers for record in records for found in record.losses.values()):
+        return files
+    if not same_layers(records):
+        say("networks of different layers: no figure of them; name the records one by one for theirs")
+        return files
+    return [*files, draw_layers(records, layers)]

@@ -100,7 +100,7 @@ def run(
         check_sources(sources or [], own, "measure")
         far = None if span is None else number(span)
         plan = Plan(**asked, span=far, ids=None if ids is None else _numbers(ids))
-        prefix = named(out) or beside(sources or [Path()], f"landscape-{plan.kind}")
+        prefix = named(out) or beside([Path()] if any_given(own) else sources or [], f"landscape-{plan.kind}")
         check_out(*_files(prefix))
         where = pick_device(device)
         foreign = ForeignModel(**own, which=which) if any_given(own) else None
@@ -140,12 +140,13 @@ def look(
     data_folder: Path | None,
 ) -> list[Found]:
     """The landscapes read and what is to be measured; ConfigError if they could not be drawn together."""
-    found: list[Found] = [] if foreign is None else [foreign]
+    found: list[Found] = []
     for source in sources:
         if source.suffix == ".json":
             found.append(_stored(source, plan))
         else:
             found += checkpoints(source, which)
+    found += [] if foreign is None else [foreign]
     stored = [item for item in found if isinstance(item, Landscape)]
     if stored:
         check_alike(stored)

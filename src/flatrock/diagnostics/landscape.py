@@ -17,18 +17,34 @@ from flatrock.core.threat import rows
 TINY = 1e-10
 
 
-def filter_direction(model: nn.Module, seed: Seed) -> Shift:
+def movable(model: nn.Module) -> tuple[str, ...]:
+    """The names of what directions move: weights of two or more dimensions that are not frozen; ModelError if none."""
+    names = tuple(name for name, p in model.named_parameters() if _moves(p))
+    if not names:
+        raise ModelError(
+            f"{type(model).__name__} has no weights of two or more dimensions that are not frozen, so no filters to "
+            "move; model.requires_grad_(True) thaws them"
+        )
+    return names
+
+
+def _moves(parameter: nn.Parameter) -> bool:
+    return parameter.dim() > 1 and parameter.requires_grad
+
+
+def filter_direction(model: nn.Module, seed: Seed, names: Sequence[str] | None = None) -> Shift:
     """d ~ N(0, I), each filter scaled to the norm of the weights': d_j <- d_j ||w_j|| / ||d_j|| (Li et al. 2018).
 
     A filter is what one output of a layer sees: a row of a linear weight, an output channel of a convolution. Biases
-    and normalisation layers (tensors of one dimension) stay where they are. The random numbers belong to seed and
+    and normalisation layers (tensors of one dimension) stay where they are, and so does what is frozen: a mean that a
+    wrapper keeps as a parameter is no weight. The random numbers belong to seed and
     name, not to the weights or their device, so that rescaling a ReLU network rescales its direction and leaves the
     curve as it is. A tensor that several layers share has one direction, that of the first name it is found under.
+    `names` are those to move, asked for (`movable`) before somebody froze the network.
     """
-    direction = {name: _scaled(p.detach(), seed.child(name)) for name, p in model.named_parameters() if p.dim() > 1}
-    if not direction:
-        raise ModelError(f"{type(model).__name__} has no weights of two or more dimensions, so no filters to move")
-    return direction
+    weights = dict(model.named_parameters())
+    wanted = movable(model) if names is None else names
+    return {name: _scaled(weights[name].detach(), seed.child(name)) for name in wanted}
 
 
 def _scaled(weight: Tensor, seed: Seed) -> Tensor:
@@ -52,7 +68,7 @@ def moved(model: nn.Module) -> dict[str, Any]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     every = list(model.parameters())
-    wide = [p for p in every if p.dim() > 1]
+    wide = [p for p in every if _moves(p)]
     return {
         "tensors": len(wide),
         "weights": sum(p.numel() for p in wide),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,15 @@ from typing import Any
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, sha256, unsealed, write_atomic
 from flatrock.core.identity import ANSWERS, differences
+
+
+def is_ledger(path: Path) -> bool:
+    """Whether a file begins as one of unfinished measurements does."""
+    try:
+        with path.open(errors="replace") as f:
+            return isinstance(json.loads(f.readline()), dict)
+    except (OSError, ValueError):
+        return False
 
 
 class Ledger:

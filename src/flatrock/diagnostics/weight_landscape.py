@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from flatrock.core.hooks import Shift
 from flatrock.core.progress import Progress
 from flatrock.core.rng import Seed
 from flatrock.diagnostics.grid import Axis
-from flatrock.diagnostics.landscape import combined, filter_direction
+from flatrock.diagnostics.landscape import combined, filter_direction, movable
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import Probe
 
@@ -40,6 +40,7 @@ def walk_weights(
     Adversarial inputs are made anew at every point with the same random numbers. What the ledger holds is not measured
     again. The weights and buffers come back bit by bit, after an error too.
     """
+    names = movable(model)
     with borrowed(model, probe.x.device):
         probe.check()
         if ledger.get(MIDDLE) is None:
@@ -47,7 +48,7 @@ def walk_weights(
             progress.advance(1, "middle")
         for k in range(count):
             todo = [(key, amounts) for key, amounts in places(axis, k, dimensions) if ledger.get(key) is None]
-            directions = draw_directions(model, seed, k, dimensions) if todo else []
+            directions = draw_directions(model, seed, k, dimensions, names) if todo else []
             for key, amounts in todo:
                 with nudged(model, combined(directions, amounts)):
                     reading = probe()
@@ -56,9 +57,9 @@ def walk_weights(
                 progress.advance(1, f"direction {k + 1}/{count}  at {where}  loss {reading.loss:.3f}")
 
 
-def draw_directions(model: nn.Module, seed: Seed, k: int, dimensions: int) -> list[Shift]:
+def draw_directions(model: nn.Module, seed: Seed, k: int, dimensions: int, names: Sequence[str]) -> list[Shift]:
     """The k-th direction, or pair of them; the first of a pair is the k-th direction."""
-    return [filter_direction(model, seed.child("direction", k, d)) for d in range(dimensions)]
+    return [filter_direction(model, seed.child("direction", k, d), names) for d in range(dimensions)]
 
 
 def places(axis: Axis, k: int, dimensions: int) -> Iterator[tuple[str, tuple[float, ...]]]:

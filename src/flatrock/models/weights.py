@@ -80,7 +80,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise StateError(f"{path} cannot be read as safetensors ({error}); {_download(path)}") from error
     if header.get("format") == FORMAT:
         raise StateError(
-            f"{path} is a checkpoint of a flatrock run, which knows its recipe; evaluate it with `flatrock eval {path}`"
+            f"{path} is a checkpoint of a flatrock run, which knows its recipe; name it as one, "
+            f"without --weights, as in `flatrock eval {path}`"
         )
     return tensors
 

@@ -22,12 +22,12 @@ from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.certify import certify
-from flatrock.diagnostics.ledger import Ledger
+from flatrock.diagnostics.ledger import Ledger, is_ledger
 from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.recipes.foreign_model import ForeignModel, out_faults
 from flatrock.recipes.restore import Source
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.trained import Trained, open_trained, said
+from flatrock.recipes.trained import Trained, check_replaced, open_trained, said
 
 # What a certificate says of its run or model, and the command line repeats.
 _TOLD = ("recipe", "model", "data", "trained_with")
@@ -69,7 +69,7 @@ def certify_run(
         "asked": identity,
     }
     part = target.with_suffix(".part")
-    if resume and (known := _finished(target, about, smoothing, test)):
+    if resume and (known := _finished(trained, target, about, smoothing, test)):
         part.unlink(missing_ok=True)  # of a repetition that was stopped
         return known, target
     ledger = Ledger(part, identity, resume=resume)
@@ -128,8 +128,13 @@ def _check_wanted(smoothing: Smoothing, radii: Sequence[float], linf_eps: Sequen
 def _out_faults(out: Path | None) -> list[str]:
     """A certificate and what lies beside it may be written over, and nothing else."""
     faults = out_faults(out, Certificate.from_json, what="certificate")
-    if out is None or faults or out.exists() or out.with_suffix(".part").exists():
+    if out is None or faults:
         return faults
+    part = out.with_suffix(".part")
+    if part.is_file() and not is_ledger(part):
+        return [f"out: {part} exists and is no unfinished certificate; it is left alone, choose another name"]
+    if out.exists() or part.exists():
+        return []
     beside = [file for file in (out.with_suffix(".tsv"), out.with_suffix(".png")) if file.exists()]
     return [f"out: {file} exists, without a certificate; it is left alone, choose another name" for file in beside]
 
@@ -153,15 +158,19 @@ def _identity(model: str, test: Dataset, smoothing: Smoothing, seed: int, device
     }
 
 
-def _finished(target: Path, about: Mapping[str, Any], smoothing: Smoothing, test: Dataset) -> Certificate | None:
+def _finished(
+    trained: Trained, target: Path, about: Mapping[str, Any], smoothing: Smoothing, test: Dataset
+) -> Certificate | None:
     """The certificate that answers this question, wherever it was computed; None if there is none."""
     if not target.is_file():
         return None
     known = Certificate.from_json(target.read_bytes(), str(target))
     asked = known.provenance.get("asked")
-    if not isinstance(asked, dict) or differences(
-        json_text({**asked, "device": None}), {**about["asked"], "device": None}
-    ):
+    if not isinstance(asked, dict):
+        return None
+    other = differences(json_text({**asked, "device": None}), {**about["asked"], "device": None})
+    check_replaced(trained, target, other)
+    if other:
         return None
     odd = [name for name in _TOLD if known.provenance.get(name, "") != about.get(name, "")]
     expected = {"smoothing": smoothing, "shape": test.input_shape}

@@ -31,7 +31,7 @@ from flatrock.diagnostics.kept import Kept
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import fitting
 from flatrock.recipes.foreign_model import ForeignModel
-from flatrock.recipes.trained import Trained, open_trained, said
+from flatrock.recipes.trained import Trained, check_replaced, open_trained, said
 
 PRECISIONS = {"single": torch.float32, "double": torch.float64}
 # Samples at a time unless told otherwise; halved where memory is short.
@@ -115,7 +115,7 @@ def measure_curvature(
     plan = _plan(subject, sampling, settings, beta)
     target = _target(plan, subject, sampling)
     part, identity = target.with_suffix(".part"), _identity(plan, sampling, device)
-    if resume and (known := _finished(target, plan)):
+    if resume and (known := _finished(trained, target, plan)):
         part.unlink(missing_ok=True)  # of a repetition that was stopped
         listener.say(f"read {target}, which was measured before")
         return known, target
@@ -167,7 +167,7 @@ def planned_curvature(
     subject = _subject(trained, sampling, torch.device("cpu"))
     plan = _plan(subject, sampling, settings, beta)
     target = _target(plan, subject, sampling)
-    if resume and _finished(target, plan) is None:
+    if resume and _finished(trained, target, plan) is None:
         _check_begun(target.with_suffix(".part"), subject, _identity(plan, sampling, device))
     return plan
 
@@ -208,13 +208,14 @@ def _identity(plan: CurvatureRecord, sampling: Sampling, device: torch.device | 
     return {**_asked(plan), **how}
 
 
-def _finished(target: Path, plan: CurvatureRecord) -> CurvatureRecord | None:
+def _finished(trained: Trained, target: Path, plan: CurvatureRecord) -> CurvatureRecord | None:
     """The record that answers this question, wherever it was measured; None if there is none."""
     if not target.is_file():
         return None
     known = CurvatureRecord.from_json(target.read_bytes(), str(target))
-    same = known.provenance.get("flatrock") == VERSION and not differences(json_text(_asked(known)), _asked(plan))
-    return known if same else None
+    odd = differences(json_text(_asked(known)), _asked(plan))
+    check_replaced(trained, target, odd)
+    return known if known.provenance.get("flatrock") == VERSION and not odd else None
 
 
 def _check_begun(part: Path, subject: _Subject, identity: Mapping[str, Any]) -> None:

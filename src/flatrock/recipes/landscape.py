@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import describe
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.files import json_text, write_atomic
-from flatrock.core.identity import differences
+from flatrock.core.identity import ANSWERS, differences
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate, origin
 from flatrock.core.rng import Seed
@@ -36,7 +36,7 @@ from flatrock.recipes.foreign_model import ForeignModel, part_faults
 from flatrock.recipes.landscape_plan import Plan
 from flatrock.recipes.part import data_part
 from flatrock.recipes.restore import open_checkpoint
-from flatrock.recipes.trained import Trained, open_trained, said
+from flatrock.recipes.trained import Trained, check_replaced, open_trained, said
 
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
@@ -85,9 +85,10 @@ def measure_landscape(
     identity = _identity(subject, plan, size, half=half and plan.kind != "input")
     if resume and target.is_file():
         known = Landscape.from_file(target)
-        if not differences(json_text(dict(known.identity)), identity):
+        if not (odd := differences(json_text(dict(known.identity)), identity)):
             part.unlink(missing_ok=True)  # of a repetition that was stopped
             return known, target
+        check_replaced(trained, target, odd)
     ledger = Ledger(part, identity, resume=resume)
     begun, before = time.monotonic(), len(ledger)
     total = _units(subject, plan)
@@ -114,6 +115,8 @@ def _opened(
 def _subject(trained: Trained, plan: Plan, device: torch.device) -> Subject:
     whole = trained.part(str(plan.on))
     known_by = trained.examine(whole, device)
+    if known_by.get(ANSWERS, known_by) is None:
+        raise ModelError(f"{trained.name} answers at random: its loss is no landscape; switch its randomness off")
     data, threat, model = _samples_of(whole, plan), trained.threatened, trained.model.to(device)
     # Networks of others may not bear another layout: some reshape what their convolutions return.
     if device.type == "cuda" and len(whole.input_shape) == 3 and trained.recipe is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from flatrock.attacks.catalog import parse_attack
+from flatrock.attacks.craft import check_weights
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import brief, json_text, sha256
 from flatrock.core.identity import ANSWERS
 from flatrock.core.progress import Progress, Silent
@@ -88,7 +90,11 @@ def open_trained(
     cannot start.
     """
     if not isinstance(source, ForeignModel):
+        if wrong := faults():
+            raise ConfigError(f"the {what} cannot start:", tuple(wrong))
         return _of_run(source, which, data_folder)
+    if which != "auto":
+        raise ConfigError(f"which={which!r} is of a run; say ForeignModel(which={which!r})")
     wrong = [*part_faults(on), *([] if attack is None else caught("attack", lambda: parse_attack(attack))), *faults()]
     source.check(what=what, faults=wrong, threat=threat)
     foreign = source.opened(progress or Silent())
@@ -128,24 +134,35 @@ def _of_foreign(
         examine(foreign, data, where, asked.num_classes)
         return {ANSWERS: known_answers(foreign.model, data, where)}
 
+    check_weights(foreign.model)
+    weights = weights_digest(foreign.model)
     return Trained(
         foreign.model,
         name=foreign.name,
         folder=folder,
-        stem=_stem(asked, foreign, threat),
+        stem=_stem(asked, foreign, weights, threat),
         about={**foreign.about, "dataset": asked.data},
         part=partial(asked.part, folder=data_folder),
         examine=fits,
         threat=threat,
         attack=Select().attack,
-        digest=weights_digest(foreign.model),
+        digest=weights,
     )
 
 
-def _stem(asked: ForeignModel, foreign: Foreign, threat: Threat | None) -> str:
+def check_replaced(trained: Trained, target: Path, odd: Sequence[str]) -> None:
+    """StateError if going on would write over the record of another model that is no run, which may be lost with it."""
+    if trained.recipe is None and odd:
+        raise StateError(
+            f"{target} is of another model (different: {', '.join(odd)}); keep it under another name, or leave out "
+            "--resume to write over it"
+        )
+
+
+def _stem(asked: ForeignModel, foreign: Foreign, weights: str, threat: Threat | None) -> str:
     """<model>-<data>-<threat>-<digest of all that makes it another network or question>."""
     radius = [] if threat is None else [f"{threat.norm}{threat.eps:.4g}"]
     words = re.sub(r"[^\w.=+-]+", "_", "-".join([brief(foreign.name), str(asked.data), *radius]))
-    told = [foreign.about[name] for name in ("model", "weights_sha256", "weights_entry", "normalize")]
+    told = [weights, *(foreign.about[name] for name in ("model", "weights_entry", "normalize"))]
     exact = [] if threat is None else [threat.norm, threat.eps]
     return f"{words}-{sha256(json_text([told, asked.data, exact]))[:8]}"

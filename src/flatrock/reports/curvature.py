@@ -192,6 +192,11 @@ def draw_layers(records: Sequence[CurvatureRecord], path: Path) -> Path:
     return finish(figure, _short(records) + "; bars are 95 % intervals", path)
 
 
+def same_layers(records: Sequence[CurvatureRecord]) -> bool:
+    """Whether all networks have layers of the same names, and so one axis."""
+    return len({tuple(found.layers) for record in records for found in record.losses.values()}) == 1
+
+
 def _dots(panel: Axes, records: Sequence[CurvatureRecord], names: Sequence[str], loss: str, what: str) -> None:
     """One mark per layer and record, beside each other; logarithmic where all are positive."""
     lowest = float("inf")
