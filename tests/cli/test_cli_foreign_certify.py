@@ -101,6 +101,18 @@ def test_an_interrupted_certification_goes_on_and_ends_the_same(here: Path) -> N
     assert file.read_text() == before, "a finished one is read"
 
 
+def test_which_names_the_entry_of_the_file(here: Path) -> None:
+    plain, other = (load_foreign("foreign_module:net").state_dict() for _ in range(2))
+    other = {name: 2 * value if value.is_floating_point() else value for name, value in other.items()}
+    torch.save({"model": plain, "ema": other}, here / "w.pt")
+    entries = []
+    for words in ((), ("--which", "model"), ("--which", "ema")):
+        file = stored(flatrock(*NET, "--weights", "w.pt", "--normalize", "none", *FEW, *words))
+        entries.append((Certificate.from_json(file.read_text()).provenance["weights_entry"], file))
+    assert [entry for entry, _ in entries] == ["ema", "model", "ema"]
+    assert entries[0][1] == entries[2][1] != entries[1][1]
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_another_model_does_not_go_on_with_it(here: Path, finished: bool) -> None:
     """Neither other weights nor another function with the same weights, in the same file."""
@@ -117,7 +129,7 @@ def test_another_model_does_not_go_on_with_it(here: Path, finished: bool) -> Non
         sys.modules.pop("foreign_module", None)
         (here / "foreign_module.py").write_text(text + "\n\nshifted = Shifted\n")
         done = flatrock("certify", "--model", f"foreign_module:{other}", "--data", "digits", *FEW, *to, "--resume")
-        said = f"mine.json is of another model (different: {told})"
+        said = f"mine.json is a record of something else (different: {told})"
         assert (said if finished else f"mine.part belongs to another measurement (different: {told})") in words(done)
         assert mine.read_bytes() == before
 

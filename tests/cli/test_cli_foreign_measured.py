@@ -154,9 +154,7 @@ def test_a_finished_record_of_another_function_is_neither_taken_nor_lost(command
     before = file.read_bytes()
     sys.modules.pop("foreign_module", None)
     (here / "foreign_module.py").write_text(MODULE.replace("nn.ReLU()", "nn.Tanh()"))
-    told = (
-        f"{file.name} is of another model (different: clean answers); keep it under another name, or leave out --resume"
-    )
+    told = f"{file.name} is a record of something else (different: clean answers); keep it under another name"
     assert told in refusal(flatrock(*words, "--resume"))
     assert file.read_bytes() == before
     assert stored(flatrock(*words)) == file

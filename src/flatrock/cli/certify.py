@@ -77,7 +77,7 @@ def run(
             found, stored = certify_run(
                 ForeignModel(**own, which=which) if source is None else source,
                 smoothing,
-                which=which,
+                which="auto" if source is None else which,
                 radii=radii,
                 linf_eps=eps,
                 limit=limit,

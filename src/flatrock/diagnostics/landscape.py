@@ -37,10 +37,10 @@ def filter_direction(model: nn.Module, seed: Seed, names: Sequence[str] | None =
 
     A filter is what one output of a layer sees: a row of a linear weight, an output channel of a convolution. Biases
     and normalisation layers (tensors of one dimension) stay where they are, and so does what is frozen: a mean that a
-    wrapper keeps as a parameter is no weight. The random numbers belong to seed and
-    name, not to the weights or their device, so that rescaling a ReLU network rescales its direction and leaves the
-    curve as it is. A tensor that several layers share has one direction, that of the first name it is found under.
-    `names` are those to move, asked for (`movable`) before somebody froze the network.
+    wrapper keeps as a parameter is no weight. The random numbers belong to seed and name, not to the weights or their
+    device, so that rescaling a ReLU network rescales its direction and leaves the curve as it is. A tensor that several
+    layers share has one direction, that of the first name it is found under. `names` are those to move, asked for
+    (`movable`) before somebody froze the network.
     """
     weights = dict(model.named_parameters())
     wanted = movable(model) if names is None else names

@@ -151,11 +151,11 @@ def _of_foreign(
 
 
 def check_replaced(trained: Trained, target: Path, odd: Sequence[str]) -> None:
-    """StateError if going on would write over the record of another model that is no run, which may be lost with it."""
+    """StateError if going on would write over a record of something else: only runs keep theirs apart, in folders."""
     if trained.recipe is None and odd:
         raise StateError(
-            f"{target} is of another model (different: {', '.join(odd)}); keep it under another name, or leave out "
-            "--resume to write over it"
+            f"{target} is a record of something else (different: {', '.join(odd)}); keep it under another name, or "
+            "leave out --resume to write over it"
         )
 
 
