@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from foreign_cases import MODULE
 from torch import Tensor, nn
 
 from flatrock.core.rng import Seed, kept_global_rng
@@ -27,6 +30,15 @@ def same_numbers() -> Iterator[None]:
     """What a test draws without a seed, weights of its networks above all, is the same whatever ran before."""
     with kept_global_rng(seed=Seed(0)):
         yield
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, an empty one but for foreign_module.py with networks that are not flatrock's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign_module.py").write_text(MODULE)
+    yield tmp_path
+    sys.modules.pop("foreign_module", None)
 
 
 @dataclass(frozen=True)

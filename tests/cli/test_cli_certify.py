@@ -13,22 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_cases import flatrock, stored
 from PIL import Image
-from typer.testing import CliRunner, Result
 
-from flatrock.cli.main import app
 from flatrock.diagnostics.certificate import Certificate
 
 FEW = ("--sigma", "0.25", "--n0", "20", "--n", "200", "--limit", "12", "--device", "cpu")
-
-
-def flatrock(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-def stored(done: Result) -> Path:
-    assert done.exit_code == 0, done.output
-    return next(Path(line.removeprefix("wrote ")) for line in done.output.splitlines() if line.endswith(".json"))
 
 
 def content(file: Path) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from command_cases import flatrock, result_of
-from foreign_cases import MODULE, noise, outputs
+from foreign_cases import noise, outputs
 from foreign_nets import GreyCnn, randomised
 
 from flatrock.data.dataset import Dataset
@@ -20,12 +18,7 @@ THREAT = ("--norm", "linf", "--eps", "8/255", "--device", "cpu")
 ON_DIGITS = ("--data", "digits", "--limit", "30", "--attacks", "fgsm,pgd-2", *THREAT)
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "foreign_module.py").write_text(MODULE)
-    yield tmp_path
-    sys.modules.pop("foreign_module", None)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

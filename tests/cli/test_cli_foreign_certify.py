@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from command_cases import flatrock
+from command_cases import flatrock, refusal, stored
 from foreign_cases import MODULE
 from interrupted import stopped
-from typer.testing import Result as Done
 
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.recipes.foreign import load_foreign
@@ -22,22 +20,7 @@ FEW = ("--sigma", "0.25", "--n0", "20", "--n", "100", "--limit", "6", "--device"
 NET = ("certify", "--model", "foreign_module:net", "--data", "digits")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "foreign_module.py").write_text(MODULE)
-    yield tmp_path
-    sys.modules.pop("foreign_module", None)
-
-
-def stored(done: Done) -> Path:
-    assert done.exit_code == 0, done.output
-    return next(Path(line.removeprefix("wrote ")) for line in done.output.splitlines() if line.endswith(".json"))
-
-
-def words(done: Done) -> str:
-    assert done.exit_code == 2, done.output
-    return " ".join(done.output.split())
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_factory_is_certified_and_the_certificate_says_what_it_is(here: Path) -> None:
@@ -76,7 +59,7 @@ def test_out_names_the_file_and_takes_the_place_of_a_certificate_only(here: Path
         ("other.json", "out: other.tsv exists, without a certificate; it is left alone, choose another name"),
         ("mine.txt", "out: mine.txt must end in .json"),
     ):
-        assert told in words(flatrock(*NET, *FEW, "--out", name))
+        assert told in refusal(flatrock(*NET, *FEW, "--out", name))
     assert (here / "keep.json").read_text() == "{}"
     assert (here / "notes.part").read_text() == (here / "other.tsv").read_text() == "mine"
     assert (here / "other.tsv").read_text() == "mine"
@@ -123,14 +106,14 @@ def test_another_model_does_not_go_on_with_it(here: Path, finished: bool) -> Non
     before = mine.read_bytes()
     edited = MODULE.replace("nn.ReLU()", "nn.Tanh()")
     for text, other, told in (
-        (MODULE, "shifted", "model"),
+        (MODULE, "Shifted", "model"),
         (edited, "net", "clean answers"),
     ):
         sys.modules.pop("foreign_module", None)
-        (here / "foreign_module.py").write_text(text + "\n\nshifted = Shifted\n")
+        (here / "foreign_module.py").write_text(text)
         done = flatrock("certify", "--model", f"foreign_module:{other}", "--data", "digits", *FEW, *to, "--resume")
         said = f"mine.json is a record of something else (different: {told})"
-        assert (said if finished else f"mine.part belongs to another measurement (different: {told})") in words(done)
+        assert (said if finished else f"mine.part belongs to another measurement (different: {told})") in refusal(done)
         assert mine.read_bytes() == before
 
 
@@ -151,10 +134,10 @@ def test_another_model_does_not_go_on_with_it(here: Path, finished: bool) -> Non
     ],
 )
 def test_what_cannot_work_is_said_before_any_vote(here: Path, given: tuple[str, ...], told: str) -> None:
-    assert told in words(flatrock("certify", *given, *FEW))
+    assert told in refusal(flatrock("certify", *given, *FEW))
     assert not list(here.glob("certificate-*"))
 
 
 def test_run_and_model_together_are_refused(run_folder: Path) -> None:
     done = flatrock("certify", run_folder, "--weights", "w.pt", "--out", "x.json", *FEW)
-    assert "leave out --weights, --out, which describe a model that is no run, or leave out the run" in words(done)
+    assert "leave out --weights, --out, which describe a model that is no run, or leave out the run" in refusal(done)

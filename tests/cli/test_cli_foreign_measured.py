@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from command_cases import flatrock
+from command_cases import flatrock, refusal, stored
 from foreign_cases import MODULE
 from interrupted import stopped
-from typer.testing import Result as Done
 
 from flatrock.diagnostics.curvature_record import CurvatureRecord
 from flatrock.diagnostics.surface import Landscape
@@ -30,23 +28,7 @@ ASKED = ("--data", "digits", "--norm", "linf", "--eps", "0.1")
 both = pytest.mark.parametrize("command", list(FEW))
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "foreign_module.py").write_text(MODULE + "\n\nshifted = Shifted\n")
-    yield tmp_path
-    sys.modules.pop("foreign_module", None)
-
-
-def stored(done: Done) -> Path:
-    assert done.exit_code == 0, done.output
-    return next(Path(line.removeprefix("wrote ")) for line in done.output.splitlines() if line.startswith("wrote "))
-
-
-def refusal(done: Done) -> str:
-    assert done.exit_code == 2, done.output
-    assert "Traceback" not in done.output
-    return " ".join(done.output.split())
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def content(file: Path) -> dict[str, Any]:
@@ -137,7 +119,7 @@ def test_another_model_does_not_go_on_with_it(command: str, here: Path) -> None:
         flatrock(*words, *NET)
     (part,) = here.glob(f"{command}*.part")
     before = part.read_bytes()
-    other = stored(flatrock(*words, "--model", "foreign_module:shifted"))
+    other = stored(flatrock(*words, "--model", "foreign_module:Shifted"))
     assert other.stem != part.stem
     assert stored(flatrock(*words, *NET, "--eps", "0.2")).stem not in (part.stem, other.stem)
     sys.modules.pop("foreign_module", None)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from foreign_cases import MODULE, noise, outputs
+from foreign_cases import noise, outputs
 from foreign_nets import GreyCnn, WideNet, randomised
 
 from flatrock.core.errors import ConfigError, DataError, FlatrockError, ModelError, StateError
@@ -23,12 +21,7 @@ from flatrock.recipes.foreign import evaluate_foreign, store_foreign
 DIGITS: dict[str, Any] = {"data": "digits", "norm": "linf", "eps": "1/8", "attacks": ["fgsm", "pgd-3"], "limit": 40}
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "foreign_module.py").write_text(MODULE)
-    yield tmp_path
-    sys.modules.pop("foreign_module", None)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from foreign_cases import MODULE, noise, outputs, wide_file
+from foreign_cases import noise, outputs, wide_file
 from foreign_nets import randomised
 
 from flatrock.core.errors import ConfigError
 from flatrock.models.catalog import NORMALIZATIONS, create_model
 from flatrock.recipes.foreign import load_foreign
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "foreign_module.py").write_text(MODULE)
-    yield tmp_path
-    sys.modules.pop("foreign_module", None)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_weights_alone_where_the_family_is_known(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""What tests of `flatrock eval` share: the command, and the result it says it wrote."""
+"""What tests of commands share: the command, the file and the result it says it wrote, and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ def flatrock(*words: str | Path) -> Done:
     return CliRunner().invoke(app, [str(w) for w in words])
 
 
-def result_of(done: Done) -> Result:
+def stored(done: Done) -> Path:
+    """The first file it wrote."""
     assert done.exit_code == 0, done.output
-    line = next(line for line in done.output.splitlines() if line.startswith("wrote "))
-    return Result.from_json(Path(line.removeprefix("wrote ")).read_text())
+    return next(Path(line.removeprefix("wrote ")) for line in done.output.splitlines() if line.startswith("wrote "))
+
+
+def result_of(done: Done) -> Result:
+    return Result.from_json(stored(done).read_text())
+
+
+def refusal(done: Done) -> str:
+    """What it says instead of working, on one line."""
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+    return " ".join(done.output.split())
