@@ -98,7 +98,7 @@ def _probed(job: Job, model: nn.Module) -> ProbeOutcome:
     before = torch.cuda.memory_allocated(job.device)
     outcome = job.probe(model)
     if torch.cuda.memory_allocated(job.device) > before:
-        gc.collect()  # copies of a network that holds itself; finding them takes a quarter of a second
+        gc.collect()  # copies of a network that holds itself; not always, because beside a compiler it takes long
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(job.device)
     return outcome

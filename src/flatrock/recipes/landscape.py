@@ -115,7 +115,7 @@ def _opened(
 def _subject(trained: Trained, plan: Plan, device: torch.device) -> Subject:
     whole = trained.part(str(plan.on))
     known_by = trained.examine(whole, device)
-    if known_by.get(ANSWERS, known_by) is None:
+    if ANSWERS in known_by and known_by[ANSWERS] is None:
         raise ModelError(f"{trained.name} answers at random: its loss is no landscape; switch its randomness off")
     data, threat, model = _samples_of(whole, plan), trained.threatened, trained.model.to(device)
     # Networks of others may not bear another layout: some reshape what their convolutions return.
