@@ -42,6 +42,12 @@ def test_a_row_holds_what_the_run_says(tmp_path: Path) -> None:
     }  # fmt: skip
     assert row.selection["best"] == {"epoch": 2, "clean": 0.8, "robust": 0.52, "train_robust": pytest.approx(0.62)}
     assert (row.selection["last"]["epoch"], row.selection["last"]["robust"]) == (3, 0.48)
+    assert row.selection["curve"] == {
+        "epoch": [1, 2, 3],
+        "clean": [0.8, 0.8, 0.8],
+        "robust": [0.3, 0.52, 0.48],
+        "train_robust": pytest.approx([0.4, 0.62, 0.58]),
+    }
     assert row.provenance == {k: v for k, v in CERTIFICATE.items() if k != "seed"}
     best, last = row.scores["best"], row.scores["last"]
     assert best.accuracy == {name: value / 100 for name, value in FOUND.items()}

@@ -79,6 +79,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         "Accuracies are of 1,000 test images.",
         "| digits_at | 80.00 | 48.00 | 49.00 | 51.00 | 7.00 |",
         "Results in `rows.json`.",
+        "![accuracy under attack, epoch by epoch](page-cifar10_full.png)",
     ],
 )
 def test_the_page_has_this_line(page: str, line: str) -> None:

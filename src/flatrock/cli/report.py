@@ -14,6 +14,7 @@ from flatrock.core.files import write_atomic
 from flatrock.core.rows import read_rows
 from flatrock.reports.papers import Papers, read_papers
 from flatrock.reports.results import results_page
+from flatrock.reports.results_curves import draw_curves
 from flatrock.reports.results_figure import draw_results
 
 Files = Annotated[
@@ -41,8 +42,12 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             raise ConfigError(f"{twice[0][0]} with seed {twice[0][1]} is in the files twice; leave one out")
-        drawn = draw_results(rows, known, picture)
-        write_atomic(out, results_page(rows, known, used, drawn.name if drawn else "").encode())
+        drawn = {"": draw_results(rows, known, picture)}
+        for key, protocol in known.protocols.items():
+            curves = out.with_name(f"{out.stem}-{key}.png")
+            drawn[key] = draw_curves([row for row in rows if row.protocol == key], protocol, curves)
+        pictures = {key: file.name for key, file in drawn.items() if file}
+        write_atomic(out, results_page(rows, known, used, pictures).encode())
         say(f"wrote {out}: {len(rows)} runs")
-        if drawn:
-            say(f"drew {drawn}")
+        for name in pictures.values():
+            say(f"drew {out.with_name(name)}")

@@ -75,7 +75,8 @@ class Row:
     """One run. `changes` are the keys in which its recipe differs from the library's of that name, other than the seed.
 
     `selection` holds the epochs `best` and `last` (`average_best`, `average_last`) with their accuracies on the
-    selection data, `training` seconds and memory, `scores` the evaluation of each checkpoint that has one.
+    selection data and, as `curve`, those of every epoch probed; `training` seconds and memory, `scores` the evaluation
+    of each checkpoint that has one.
     """
 
     recipe: str

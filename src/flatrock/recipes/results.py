@@ -112,6 +112,8 @@ def _selection(recipe: Recipe, run: Run) -> dict[str, Any]:
         ends["best"] = _probed(run.best)
     if run.records:
         ends["last"] = _probed(run.last)
+        probes = [_probed(record) for record in run.records if record.robust is not None]
+        ends["curve"] = {key: [probe[key] for probe in probes] for key in _probed(run.last)}
         if run.last.average_robust is not None:
             ends["average_last"] = _averaged(run.last)
     if run.best_average is not None:

@@ -30,17 +30,21 @@ flatrock report results/*.json --out docs/results.md
 ```"""
 
 
-def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str], figure: str = "") -> str:
-    """The whole page; `files` are the names of the results files the rows come from, `figure` that of their picture."""
+def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str], pictures: Mapping[str, str]) -> str:
+    """The whole page.
+
+    `files` are the names of the results files the rows come from, `pictures` those of what was drawn: of all runs under
+    the empty name, of a protocol's curves under the protocol's.
+    """
     parts = [OPENING]
     if not rows:
         parts.append("There are no results yet: no run has been collected with `flatrock results`.")
     else:
         parts.append(f"Results in {', '.join(f'`{name}`' for name in sorted(files))}.")
-    if figure:
-        parts.append(f"![clean and AutoAttack accuracy of every run, and the papers']({figure})")
+    if "" in pictures:
+        parts.append(f"![clean and AutoAttack accuracy of every run, and the papers']({pictures['']})")
     for key, protocol in papers.protocols.items():
-        parts += _section(protocol, [row for row in rows if row.protocol == key], papers)
+        parts += _section(protocol, [row for row in rows if row.protocol == key], papers, pictures.get(key, ""))
     others = [row for row in rows if row.protocol not in papers.protocols]
     if others:
         parts += ["## Other runs", markdown(overview(others)), *_remarks(others, {})]
@@ -48,13 +52,14 @@ def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str], figu
     return "\n\n".join(parts) + "\n"
 
 
-def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
+def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: str) -> list[str]:
     parts = [f"## {protocol.title}", protocol.text]
     labels = {name: entry.label for name, entry in protocol.rows.items()}
     order = {name: i for i, name in enumerate(protocol.rows)}
     rows = sorted(rows, key=lambda row: (order.get(row.recipe, len(order)), row.recipe, row.seed))
     missing = [f"`{name}`" for name in protocol.rows if name not in {row.recipe for row in rows}]
     if rows:
+        parts += [f"![accuracy under attack, epoch by epoch]({curves})"] if curves else []
         parts += [markdown(measured(rows, papers, labels)), markdown(costs(rows, labels)), *_remarks(rows, labels)]
         parts += _compared(protocol, rows, papers)
     if missing:
