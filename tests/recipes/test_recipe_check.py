@@ -157,6 +157,26 @@ def test_own_images_must_be_what_the_model_takes() -> None:
     assert "a square of 9 does not fit 8 pixels" in only_fault("digits_at", *grey, "data.augment.cutout=9")
 
 
+@pytest.mark.parametrize("key", ["attack={name: $}", "select.attack=$", "evaluate.attacks=[$]"])
+@pytest.mark.parametrize(
+    ("overrides", "attack", "message"),
+    [
+        (("threat={norm: l2, eps: 0.5}",), "rays", "'rays' measures linf distances, got l2"),
+        (("data={name: folder, channels: 1}", "model.num_classes=3"), "apgd-t", "needs at least 4 classes"),
+        (("data={name: folder, channels: 1}", "model.num_classes=2"), "apgd-dlr", "needs at least 3 classes"),
+    ],
+)
+def test_attacks_suit_the_threat_and_the_classes(
+    overrides: tuple[str, ...], attack: str, message: str, key: str
+) -> None:
+    """Those of training and of its probes would end the run, those of evaluation come too late."""
+    base = ("attack={name: pgd, steps: 1}", *overrides)
+    load_recipe("digits_at", base)
+    found = only_fault("digits_at", *base, key.replace("$", attack))
+    assert found.startswith(key.partition("=")[0])
+    assert message in found
+
+
 def test_what_follows_from_other_keys_is_filled_in() -> None:
     at, trades, standard = (load_recipe(f"digits_{n}") for n in ("at", "trades", "standard"))
     assert (at.attack.name, trades.attack.name, standard.attack.name) == ("pgd", "kl-pgd", "none")

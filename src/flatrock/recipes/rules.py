@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from flatrock.attacks.catalog import ATTACKS, parse_attack
+from flatrock.attacks.craft import check_attack
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
-from flatrock.core.threat import THREATS
+from flatrock.core.threat import THREATS, Threat
 from flatrock.core.types import Attack, Objective
 from flatrock.data.catalog import data_options, info
 from flatrock.data.source import Source
@@ -51,6 +52,7 @@ class Draft:
 
     sections: dict[str, Any]
     faults: list[str] = field(default_factory=list)
+    threat: Threat | None = None
     objective: Objective | None = None
     attack: Attack | None = None
     optimizer: torch.optim.Optimizer | None = None
@@ -96,7 +98,7 @@ def rule_faults(sections: dict[str, Any]) -> list[str]:
 
 def _names(draft: Draft) -> None:
     if threat := draft.get("threat", ThreatKeys):
-        draft.build("threat", lambda: THREATS[threat.norm](threat.eps))
+        draft.threat = draft.build("threat", lambda: THREATS[threat.norm](threat.eps))
     if objective := draft.get("objective", Named):
         draft.objective = draft.build("objective", lambda: OBJECTIVES.make(objective.name, **objective.options))
     if data := draft.get("data", Data):
@@ -227,17 +229,14 @@ def _own_images(draft: Draft, shape: tuple[int, ...]) -> None:
 
 
 def _plans(draft: Draft) -> None:
-    """The attacks of selection and evaluation exist and suit the class count."""
-    attacks = {} if draft.attack is None else {"attack": draft.attack}
+    """The attacks of training, selection and evaluation exist and suit the threat and the class count."""
+    threat, classes, inner = draft.threat, draft.classes, draft.attack
+    if inner is not None:
+        draft.build("attack", lambda: check_attack(inner, threat, classes))
     if select := draft.get("select", Select):
-        parsed = draft.build("select.attack", lambda: parse_attack(select.attack))
-        attacks |= {} if parsed is None else {"select.attack": parsed[1]}
+        draft.build("select.attack", lambda: check_attack(parse_attack(select.attack)[1], threat, classes))
     if evaluate := draft.get("evaluate", Evaluate):
-        plan = draft.build("evaluate.attacks", lambda: make_plan(evaluate.attacks, classes=draft.classes))
-        attacks |= {f"evaluate.attacks {step.label}": step.attack for step in plan or ()}
-    for where, attack in attacks.items():
-        if draft.classes is not None and draft.classes < 3 and getattr(attack, "loss", "") == "dlr":
-            draft.note(f"{where}: loss 'dlr' needs at least 3 classes, there are {draft.classes}; use 'cw'")
+        draft.build("evaluate.attacks", lambda: make_plan(evaluate.attacks, classes=classes, threat=threat))
 
 
 def _sizes(draft: Draft) -> None:
