@@ -206,6 +206,23 @@ def test_a_lost_average_is_written_again(make_job: MakeJob, tmp_path: Path) -> N
     assert all(torch.equal(v, before[k]) for k, v in tensors(file).items())
 
 
+def test_layers_that_draw_leave_the_same_statistics(make_job: MakeJob, tmp_path: Path) -> None:
+    """Dropout draws from torch's own generator, which stands elsewhere when a run is resumed."""
+
+    def job() -> Job:
+        made = make_job(tmp_path / "run", flatness=[{**SWA[0], "bn": "recompute", "batches": 2}])
+        norm = next(m for m in made.model.modules() if isinstance(m, nn.BatchNorm2d))
+        norm.register_forward_pre_hook(lambda m, x: nn.functional.dropout(x[0], training=m.training))
+        return made
+
+    train(job())
+    before = tensors(RunFolder(tmp_path / "run").average_last)
+    torch.rand(7)
+    train(job(), resume=True)  # nothing to do, but the average is stored again
+    after = tensors(RunFolder(tmp_path / "run").average_last)
+    assert all(torch.equal(v, after[k]) for k, v in before.items())
+
+
 def test_overwriting_removes_the_averages_of_the_run_before(make_job: MakeJob, tmp_path: Path) -> None:
     train(make_job(tmp_path / "run", flatness=SWA))
     train(make_job(tmp_path / "run"), overwrite=True)

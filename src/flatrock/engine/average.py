@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatrock.core.borrow import kept_buffers, mode
 from flatrock.core.hooks import Flatness
+from flatrock.core.rng import kept_global_rng
 from flatrock.core.types import Point
 from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
@@ -33,7 +34,9 @@ def averaged(job: Job, method: Flatness, *, step: int) -> Iterator[nn.Module]:
                 for name, value in method.average().items():
                     parameters[name].copy_(value)
             if method.bn_batches:
-                _reestimate(job, method.bn_batches, step)
+                # Layers that draw (dropout) start from the step: a run that is resumed comes here from elsewhere.
+                with kept_global_rng(job.device, seed=job.seed.child("layers", "average", step)):
+                    _reestimate(job, method.bn_batches, step)
             yield job.model
     finally:
         with torch.no_grad():
