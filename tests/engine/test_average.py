@@ -109,6 +109,21 @@ def test_recomputed_statistics_are_the_means_over_the_batches(make_job: MakeJob,
         assert int(norm.num_batches_tracked or 0) == 2
 
 
+def test_statistics_are_recomputed_on_the_inputs_of_the_loss(make_job: MakeJob, tmp_path: Path) -> None:
+    """Mixup narrows the inputs: the averaged model gets the mixed ones the steps of its epoch had."""
+    flatness = [{**SWA[0], "bn": "recompute", "batches": 2}]
+    keys = {"objective": {"name": "standard"}, "attack": {}, "data__augment": {"mixup": 1.0}}
+    job = make_job(tmp_path / "run", flatness=flatness, **keys)
+    seen: list[Tensor] = []
+    first = next(m for m in job.model.modules() if isinstance(m, nn.Conv2d))
+    first.register_forward_pre_hook(lambda m, x: seen.append(x[0].detach().clone()))
+    run_steps(job, 3)
+    with averaged(job, job.flatness["swa"], step=2):
+        *trained, again, last = seen
+    assert torch.equal(again, trained[0])
+    assert torch.equal(last, trained[1])
+
+
 def scripted(job: Job, raw: list[float], mean: list[float]) -> Job:
     """Probes answer in turn: the raw weights' robust accuracy, then the average's."""
     answers = iter([value for pair in zip(raw, mean, strict=True) for value in pair])

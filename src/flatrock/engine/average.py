@@ -18,6 +18,7 @@ from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
 from flatrock.engine.loss import Stage, run_passes
 from flatrock.engine.runner import Runner
+from flatrock.engine.step import mixed
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def averaged(job: Job, method: Flatness, *, step: int) -> Iterator[nn.Module]:
 
 
 def _reestimate(job: Job, batches: int, step: int) -> None:
-    """BatchNorm statistics as plain means over training batches, in the passes the loss makes.
+    """BatchNorm statistics as plain means over training batches, mixed up as they were, in the passes the loss makes.
 
     The inputs are attacked first, while the model still has statistics to be attacked with.
     """
@@ -53,9 +54,11 @@ def _reestimate(job: Job, batches: int, step: int) -> None:
     if not norms:
         return
     inputs: list[tuple[Tensor, Point]] = []
-    for batch in islice(job.loader.epoch(step // len(job.loader)), batches):
-        stage = Stage(job, batch.x, batch.y, batch.ids, job.moment(step))
-        inputs.append((batch.x, craft(stage, {})[-1]))
+    epoch = step // len(job.loader)
+    for i, batch in enumerate(islice(job.loader.epoch(epoch), batches)):
+        x, y = mixed(job, batch, epoch * len(job.loader) + i)
+        stage = Stage(job, x, y, batch.ids, job.moment(step))
+        inputs.append((x, craft(stage, {})[-1]))
     momenta = [m.momentum for m in norms]
     runner = Runner(job.model)  # statistics in full precision, by the network as it is now
     try:
