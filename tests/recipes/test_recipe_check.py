@@ -269,7 +269,7 @@ def test_a_word_in_place_of_a_section_is_explained() -> None:
     )
 
 
-@pytest.mark.parametrize("milestones", ["[a, 5]", "soon", "[true]"])
+@pytest.mark.parametrize("milestones", ["[a, 5]", "soon", "[true]", "5", "null"])
 def test_milestones_are_numbers(milestones: str) -> None:
     assert "schedule: milestones must be numbers, got" in only_fault(
         "digits_at", "schedule.name=piecewise", f"schedule.milestones={milestones}"

@@ -36,7 +36,9 @@ class Schedule:
         if self.clock not in CLOCKS:
             raise ConfigError(unknown("clock", self.clock, CLOCKS))
         for name, value in vars(self).items():
-            numbers = value if name == "milestones" and isinstance(value, list | tuple) else [value]
+            numbers = value if name == "milestones" else [value]
+            if not isinstance(numbers, list | tuple):
+                raise ConfigError(f"{name} must be numbers, got {value!r}; write a list such as [100, 150]")
             if name != "clock" and not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
                 raise ConfigError(f"{name} must be {'numbers' if name == 'milestones' else 'a number'}, got {value!r}")
         if not (math.isfinite(self.lr) and self.lr >= 0):
