@@ -106,16 +106,22 @@ def _extra_size(dataset: Dataset, extra: Dataset | None, batch_size: int, fracti
         if fraction:
             raise ConfigError(f"extra_fraction={fraction} needs extra data; give some or set it to 0")
         return 0
+    size = extra_share(batch_size, fraction)
+    if extra.input_shape != dataset.input_shape or extra.num_classes != dataset.num_classes:
+        raise DataError(
+            f"extra data {extra.name!r} has inputs {extra.input_shape} in {extra.num_classes} classes, but "
+            f"{dataset.name!r} has {dataset.input_shape} in {dataset.num_classes}; they must agree"
+        )
+    return size
+
+
+def extra_share(batch_size: int, fraction: float) -> int:
+    """Extra samples per batch; ConfigError if none of them, or of the others, is left."""
     size = round(batch_size * fraction)
     if not 1 <= size < batch_size:
         raise ConfigError(
             f"extra_fraction={fraction} of batch_size={batch_size} is {size} extra samples; "
             f"choose a fraction that leaves 1..{batch_size - 1}"
-        )
-    if extra.input_shape != dataset.input_shape or extra.num_classes != dataset.num_classes:
-        raise DataError(
-            f"extra data {extra.name!r} has inputs {extra.input_shape} in {extra.num_classes} classes, but "
-            f"{dataset.name!r} has {dataset.input_shape} in {dataset.num_classes}; they must agree"
         )
     return size
 

@@ -20,6 +20,7 @@ from flatrock.core.rng import Seed
 from flatrock.core.threat import THREATS, Threat
 from flatrock.core.types import Attack, Objective
 from flatrock.data.catalog import data_options, info
+from flatrock.data.loader import extra_share
 from flatrock.data.source import Source
 from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.plans import make_plan
@@ -248,6 +249,8 @@ def _sizes(draft: Draft) -> None:
         draft.note(
             "data.held_out: got 0, but the best epoch is chosen on held-out data; hold some out or use select: test"
         )
+    if data.extra is not None and train is not None:
+        draft.build("data.extra", partial(extra_share, train.batch_size, data.extra.fraction))
     total = None if draft.source is None else data.options.get("points", draft.source.train_size)
     if not isinstance(total, int) or isinstance(total, bool):
         return
