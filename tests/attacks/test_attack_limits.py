@@ -190,6 +190,39 @@ def test_vectors_and_few_classes(threat: Threat, name: str, classes: int) -> Non
     assert int(wrong(model, x_adv, y).sum()) > 0
 
 
+class Retyped(nn.Module):
+    """A network whose logits have a type of their own, as those of an ensemble summed in float64."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        return logits.to(self.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_logits_may_have_another_type_than_inputs(
+    dtype: torch.dtype, attack_row: Row, threat: Threat, conv_net: Make, images: Make, right_labels: Make
+) -> None:
+    (name, options), model, x = attack_row, conv_net(), images(8)
+    y = right_labels(model, x)
+    x_adv = attack(name, Retyped(model, dtype), x, y, threat, **options)
+    assert x_adv.dtype == x.dtype
+    assert float(threat.size(x_adv - x).max()) <= threat.eps + 1e-6
+
+
+@pytest.mark.parametrize("threat", [Linf(1e-8), L2(1e-8)], ids=["linf", "l2"])
+def test_steps_are_not_rounded_to_the_type_of_logits(threat: Threat) -> None:
+    x, y = torch.zeros(1, 4), torch.tensor([0])
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-1.0], [1.0]]).expand(2, 4) * 1e6)
+        model.bias.copy_(torch.tensor([0.01, 0.0]))
+    assert int(wrong(model, attack("apgd-ce", Retyped(model, torch.float16), x, y, threat, steps=5), y)) == 1
+
+
 def test_attacks_work_where_gradients_are_switched_off(conv_net: Make, images: Make, right_labels: Make) -> None:
     model, x = conv_net(), images(8)
     y = right_labels(model, x)

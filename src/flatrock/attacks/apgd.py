@@ -130,7 +130,7 @@ def _begin(aim: Aim, x: Tensor, threat: Threat, start: Tensor, group: Tensor | N
         x_adv=start,
         x_before=start,
         grad=grad,
-        step=torch.full_like(loss, 2 * threat.eps),
+        step=x.new_full(loss.shape, 2 * threat.eps),  # the type of inputs: logits may have another
         x_best=start,
         grad_best=grad,
         loss_best=loss,

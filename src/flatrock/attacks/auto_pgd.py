@@ -34,6 +34,7 @@ class _Worst:
     def offer(self, samples: Tensor, x_adv: Tensor, harm: Tensor, score: Tensor) -> None:
         """One point for each of these samples."""
         old, best = self.damage[samples], self.score[samples]
+        score = score.to(best.dtype)  # logits need not have the type of inputs
         better = (harm > old) | ((harm == old) & (score > best))
         self.x_adv[samples] = torch.where(per_row(better, x_adv), x_adv, self.x_adv[samples])
         self.damage[samples] = torch.where(better, harm, old)

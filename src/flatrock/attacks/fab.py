@@ -93,7 +93,7 @@ def nearest_plane(model: nn.Module, x: Tensor, y: Tensor, rivals: Tensor, norm: 
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
         logits = model(x)
-        gaps = logits.gather(1, rivals) - logits.gather(1, y[:, None])
+        gaps = (logits.gather(1, rivals) - logits.gather(1, y[:, None])).to(x.dtype)  # logits may have another
         w = torch.zeros_like(x).flatten(1)
         gap, nearest = torch.zeros_like(gaps[:, 0]), torch.full_like(gaps[:, 0], torch.inf)
         for k in range(rivals.shape[1]):
