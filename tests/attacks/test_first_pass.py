@@ -136,13 +136,24 @@ def test_the_first_answer_is_checked_without_a_pass_of_its_own_and_only_it() -> 
             seen.append(len(x))
             return x if len(seen) == 1 else x * torch.nan
 
-    model = FirstChecked(Noted(), torch.tensor([0, 1]))
-    x = torch.rand(2, 3)
+    x, y = torch.rand(2, 3), torch.tensor([0, 1])
+    model = FirstChecked(Noted(), x, y)
     assert torch.equal(model(x), x)
     assert bool(model(x).isnan().all())
     assert seen == [2, 2]
     with pytest.raises(ModelError, match="NaN or infinite logits on clean inputs"):
-        FirstChecked(model, torch.tensor([0, 1]))(x)
+        FirstChecked(model, x, y)(x)
+
+
+@pytest.mark.parametrize("name", ["pgd", "cw", "apgd-ce", "langevin"])
+def test_a_start_without_an_answer_is_broken_not_damaged(name: str) -> None:
+    class Overflows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x[:, :1] == 0.5, x, x + torch.inf)
+
+    x, y = torch.full((4, 3), 0.5), torch.zeros(4).long()
+    x_adv = attack(name, Overflows(), x, y, THREAT, steps=2)
+    assert not bool(torch.isfinite(Overflows()(x_adv)).any())
 
 
 # Weights that are not there, or not for gradients

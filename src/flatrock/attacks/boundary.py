@@ -158,5 +158,5 @@ def minimal(
     check_model(model, x)
     gen = Seed(seed).child("minimal").samples(torch.arange(x.shape[0], device=x.device))
     with borrowed(model, x.device), full_precision(x.device):
-        found = (by or TargetedBoundary()).search(FirstChecked(model, y), x, y, threat, gen)
+        found = (by or TargetedBoundary()).search(FirstChecked(model, x, y), x, y, threat, gen)
     return found.points.clone(), found.distance

@@ -128,4 +128,4 @@ def attack(
     check_model(model, x)
     ids = torch.arange(x.shape[0], device=x.device)
     gen = Seed(seed).child("attack", name).samples(ids)
-    return craft(chosen, FirstChecked(model, y), x, y, threat, gen)
+    return craft(chosen, FirstChecked(model, x, y), x, y, threat, gen)

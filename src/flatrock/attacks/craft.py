@@ -137,6 +137,13 @@ def looks_like_probabilities(logits: Tensor) -> bool:
 
 def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
     """One finite row of logits per input, and a class for every label; else ModelError."""
+    _check_shape(logits, x, y)
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelError("the model returns NaN or infinite logits on clean inputs; its weights are damaged")
+
+
+def _check_shape(logits: Tensor, x: Tensor, y: Tensor) -> None:
+    """One row of logits per input, and a class for every label; else ModelError."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != x.shape[0]:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ModelError(f"the model must return logits of shape ({x.shape[0]}, classes), got {shape}")
@@ -147,12 +154,17 @@ def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
             f"labels span {int(y.min())}..{int(y.max())} but the model has {logits.shape[1]} classes "
             f"(0..{logits.shape[1] - 1}); check num_classes and the data set"
         )
-    if not bool(torch.isfinite(logits).all()):
-        raise ModelError("the model returns NaN or infinite logits on clean inputs; its weights are damaged")
 
 
 def answered(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """The logits of x; ModelError if they are none, or if the model fails, in its own words, or writes into x."""
+    """The logits of clean x; ModelError if they are none, or if the model fails, in its own words, or writes into x."""
+    logits = _asked(model, x)
+    check_logits(logits, x, y)
+    return logits
+
+
+def _asked(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What the model says to x; ModelError if it fails or writes into x."""
     given = x.clone()
     try:
         logits = model(given)
@@ -165,19 +177,19 @@ def answered(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         ) from error
     if given._version:  # counts writes, those of a pass without gradients too
         raise ModelError("the model writes into its input, which attacks still need; let it begin with x = x.clone()")
-    check_logits(logits, x, y)
     return logits
 
 
 class FirstChecked(nn.Module):
     """A model whose first answer, to all inputs with the labels y, is checked; costs no pass of its own.
 
-    Not a hook: TorchScript has none.
+    Most attacks ask about a random start first. Where the answer to one is not finite the clean inputs x are asked
+    about too: a model that answers them is not damaged, but broken by the attack. Not a hook: TorchScript has none.
     """
 
-    def __init__(self, model: nn.Module, y: Tensor) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
         super().__init__()
-        self.inner, self._y = model, y
+        self.inner, self._x, self._y = model, x, y
         self._checked = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,7 +197,11 @@ class FirstChecked(nn.Module):
         if self._checked:
             logits: Tensor = self.inner(x)
             return logits
-        logits = answered(self.inner, x, self._y)
+        logits = _asked(self.inner, x)
+        _check_shape(logits, x, self._y)
+        if not bool(torch.isfinite(logits).all()):
+            with torch.no_grad():
+                answered(self.inner, self._x, self._y)
         self._checked = True
         if looks_like_probabilities(logits):
             warnings.warn(

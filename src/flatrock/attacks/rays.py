@@ -184,7 +184,7 @@ def rays_distance(model: nn.Module, x: Tensor, y: Tensor, *, queries: int = 1000
         return Nearest(x.new_zeros(0), x.clone(), torch.zeros_like(y))
     check_model(model, x)
     with borrowed(model, x.device), torch.no_grad():
-        points, _, used = follow_rays(FirstChecked(model, y), x, y, queries=queries, tolerance=tolerance)
+        points, _, used = follow_rays(FirstChecked(model, x, y), x, y, queries=queries, tolerance=tolerance)
     return Nearest((points - x).flatten(1).abs().amax(1), points, used)
 
 
