@@ -128,6 +128,8 @@ def test_all_faults_of_a_plan_are_listed_at_once() -> None:
         (["pgd-20", {"name": "pgd", "steps": 20}], "pgd-20"),
         (["pgd-20:restarts=5", {"name": "pgd", "steps": 20, "restarts": 5}], "pgd-20:restarts=5"),
         ([{"name": "fgsm", "label": "clean"}], "clean"),
+        (["fast", {"name": "pgd", "label": "fast/apgd-ce"}], "fast/apgd-ce"),
+        ([{"name": "pgd", "label": "fast/apgd-t"}, "fast"], "fast/apgd-t"),
     ],
 )
 def test_labels_are_given_once(attacks: list[Any], label: str) -> None:

@@ -101,10 +101,10 @@ def make_plan(
         except ConfigError as error:
             faults.append(" ".join([f"{spec!r}:", str(error.args[0]).replace("\n  - ", " ")]))
             continue
-        name = made[0].plan or made[0].label
-        if name in taken:
-            faults.append(f"attack label {name!r} is taken; give one of the two a 'label' of its own")
-        taken.add(name)
+        names = [made[0].plan or made[0].label, *(step.label for step in made)]  # those inside a plan are labels too
+        if clash := next((name for name in names if name in taken), None):
+            faults.append(f"attack label {clash!r} is taken; give one of the two a 'label' of its own")
+        taken.update(names)
         steps |= {step.label: step for step in made}
     if faults:
         raise ConfigError("attacks:", tuple(faults))
