@@ -207,6 +207,7 @@ def test_attacks_by_mapping() -> None:
         ("pgd-20:restart=5", "'restart'; known: .*did you mean 'restarts'"),
         ("pgd-20:restarts", "expected option=value after ':', got 'restarts'"),
         ("pgd-20:steps=5", "gives the number of steps twice"),
+        ("pgd-20:restarts=5:restarts=1", "gives restarts twice; keep one"),
         ("fgsm-3", "option of attack 'fgsm'"),
         ("cw-20:loss=ce", "option of attack 'cw': 'loss'"),
         ("pgd:loss=hinge", "unknown attack loss 'hinge'"),

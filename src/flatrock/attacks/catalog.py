@@ -66,6 +66,8 @@ def _spelled(spec: str) -> tuple[str, dict[str, Any]]:
         key, sign, value = pair.partition("=")
         if not sign:
             raise ConfigError(f"attack {spec!r}: expected option=value after ':', got {pair!r}")
+        if key in options:
+            raise ConfigError(f"attack {spec!r} gives {key} twice; keep one")
         options[key] = scalar(value)
     if head not in ATTACKS and (match := re.fullmatch(r"(.+)-(\d+)", head)):
         if "steps" in options:
