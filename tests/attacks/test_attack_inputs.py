@@ -57,6 +57,8 @@ Go = Callable[[nn.Module, Tensor, Tensor, Any], object]
         (X - 2e-6, r"inputs must lie in \[0, 1\]"),
         (X + 2e-6, r"inputs must lie in \[0, 1\]"),
         ((X * 255).to(torch.uint8), r"inputs must be float32 or float64 .*got torch.uint8 .*; divide by 255: x.float"),
+        (X[:, :0], r"inputs of shape \(6, 0\) hold no numbers"),
+        (X.to_sparse(), r"inputs must be a dense tensor, got one of layout torch.sparse_coo; use x.to_dense\(\)"),
         (X[:, 0], r"inputs must be float32 or float64 \[n, ...\], got torch.float32 of shape \(6,\)"),
     ],
 )

@@ -27,10 +27,14 @@ def check_samples(x: Tensor, y: Tensor) -> None:
     for name, value in (("inputs", x), ("labels", y)):
         if not isinstance(value, Tensor):
             raise ThreatError(f"{name} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor")
+    if x.layout != torch.strided:
+        raise ThreatError(f"inputs must be a dense tensor, got one of layout {x.layout}; use x.to_dense()")
     if x.dtype not in (torch.float32, torch.float64) or x.dim() < 2:
         cures = {torch.uint8: "; divide by 255: x.float() / 255", **dict.fromkeys(HALF, "; use x.float()")}
         cure = cures.get(x.dtype, "")
         raise ThreatError(f"inputs must be float32 or float64 [n, ...], got {x.dtype} of shape {tuple(x.shape)}{cure}")
+    if x.shape[0] and not x.numel():
+        raise ThreatError(f"inputs of shape {tuple(x.shape)} hold no numbers; look at how they were cut out")
     if y.shape != x.shape[:1] or y.dtype != torch.int64:
         raise ThreatError(
             f"labels must be integers (torch.int64) of shape ({x.shape[0]},), got {y.dtype} of {tuple(y.shape)}; "
