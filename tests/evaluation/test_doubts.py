@@ -173,9 +173,9 @@ def test_e06_sees_the_gradients_attacks_see() -> None:
     model = Net()
     exam = Exam(model, Counted(model), x, y, THREAT, torch.device("cpu"), 20, Seed(0))
     logits, _ = exam.clean_pass()
-    assert codes(doubt.doubts_before(exam, logits, "")) == []
+    assert codes(doubt.doubts_before(exam, (), logits, "")) == []
     exam.crafting = Counted(Net(before=quantised))
-    assert codes(doubt.doubts_before(exam, logits, "")) == ["E06"]
+    assert codes(doubt.doubts_before(exam, (), logits, "")) == ["E06"]
 
 
 def trapped(x: Tensor) -> Tensor:

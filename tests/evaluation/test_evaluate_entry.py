@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.progress import Silent
 from flatrock.core.threat import L2, Linf, Threat
 from flatrock.evaluation.checks import TEST_SELECTED
@@ -65,6 +65,29 @@ def test_square_is_refused_in_a_norm_it_does_not_know() -> None:
     with pytest.raises(ConfigError, match="'square' knows the norms linf and l2, got 'l1'"):
         evaluate(model, x, model(x).argmax(1), Other(0.1), attacks=["pgd-3", "square"], progress=watch)
     assert watch.begun == 0
+
+
+class Opaque(nn.Linear):
+    """A network without gradients w.r.t. its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach())
+
+
+@pytest.mark.parametrize("spec", ["pgd-2", "fgsm", "mt", "langevin", "apgd-ce", "fab-t", "autoattack"])
+def test_attacks_that_need_gradients_are_refused_before_any_runs(spec: str) -> None:
+    model, watch, x = Opaque(5, 4), Watch(), torch.rand(4, 5)
+    with pytest.raises(ModelError, match=rf"'{spec}.*' needs gradients, but the model's output has no gradient w\.r\."):
+        evaluate(model, x, model(x).argmax(1), Linf(0.1), attacks=["square:queries=5", spec], progress=watch)
+    assert watch.begun == 0
+
+
+@pytest.mark.parametrize("spec", ["square:queries=5", "rays:queries=5", "pgd-0"])
+def test_attacks_without_gradients_need_none(spec: str) -> None:
+    model, x = Opaque(5, 3), torch.rand(4, 5)
+    y = model(x).argmax(1)
+    result = evaluate(model, x, y, Linf(0.1), attacks=[spec, "transfer-pgd-2"], surrogate=nn.Linear(5, 3))
+    assert result.clean == 1
 
 
 class Loaded(nn.Linear):

@@ -11,9 +11,13 @@ from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.losses import cross_entropy
 from flatrock.attacks.pgd import classified_right, slope
+from flatrock.attacks.rays import RayS
+from flatrock.attacks.square import Square
+from flatrock.attacks.transfer import Transfer
 from flatrock.core.errors import ModelError
 from flatrock.core.records import Finding
 from flatrock.core.threat import L2, Linf, Threat
+from flatrock.core.types import Attack
 from flatrock.evaluation.checks import (
     check_black_box,
     check_budget,
@@ -38,16 +42,31 @@ LADDER = (1, 2, 5, 10, 20)
 LONGEST = 388.0
 
 
-def doubts_before(exam: Exam, logits: Tensor, precision_note: str) -> list[Finding]:
-    """Probabilities instead of logits, a randomised model, gradients that are zero or not finite, no half precision."""
+def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_note: str) -> list[Finding]:
+    """Probabilities instead of logits, a randomised model, gradients that are zero or not finite, no half precision.
+
+    ModelError, now and not after the attacks before it, if an attack climbs a model that has no gradient at all.
+    """
     rows = torch.arange(min(exam.batch_size, exam.x.shape[0], FEW))
     again = exam.verdict(exam.inputs(rows)[0]).cpu()
+    sizes = exam.fitting(lambda part: _gradient_sizes(exam, *exam.inputs(part)), rows)
+    climbs = next((step.label for step in steps if _climbs(step.attack)), None)
+    if climbs and not bool(sizes.any()) and _gradients(exam, *exam.inputs(rows[:1])) is None:
+        raise ModelError(
+            f"attack {climbs!r} needs gradients, but the model's output has no gradient w.r.t. its input; "
+            "look for detach, argmax or numpy in it, or use square, which needs none"
+        )
     return [
         *check_probabilities(logits),
         *check_random(logits[rows], again),
-        *check_gradients(exam.fitting(lambda part: _gradient_sizes(exam, *exam.inputs(part)), rows)),
+        *check_gradients(sizes),
         *check_precision(precision_note),
     ]
+
+
+def _climbs(attack: Attack) -> bool:
+    """Whether an attack asks for gradients of the model."""
+    return not isinstance(attack, Square | RayS | Transfer) and getattr(attack, "steps", 1) > 0
 
 
 def doubts_after(steps: Sequence[Step], tally: Tally, *, samples: int, classes: int) -> list[Finding]:

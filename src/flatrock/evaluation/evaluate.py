@@ -80,7 +80,7 @@ def evaluate(
         steps = make_plan(attacks, classes=logits.shape[1], surrogate=other, threat=threat)
         crafted, note = _crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
-        findings += doubts_before(exam, logits, note)
+        findings += doubts_before(exam, steps, logits, note)
         identity = {} if journal is None else _identity(exam, steps, seed, crafted, _said(margins, findings))
         _run(exam, steps, tally, Journal(journal, identity, resume=resume), progress)
         findings += doubts_after(steps, tally, samples=len(x), classes=logits.shape[1])
