@@ -90,6 +90,25 @@ def test_attacks_without_gradients_need_none(spec: str) -> None:
     assert result.clean == 1
 
 
+class Spoilt(nn.Linear):
+    """A network that overwrites what its own backward pass needs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).exp().mul_(2)
+
+
+@pytest.mark.parametrize("spec", ["fgsm", "pgd-2", "apgd-ce", "fab"])
+def test_a_backward_pass_that_fails_is_quoted_before_any_attack_runs(spec: str) -> None:
+    model, watch, x = Spoilt(5, 4), Watch(), torch.rand(4, 5)
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    said = f"'{spec}' needs gradients, but the model's backward pass fails: RuntimeError: one of the variables needed"
+    with pytest.raises(ModelError, match=said):
+        evaluate(model, x, y, Linf(0.1), attacks=["square:queries=5", spec], progress=watch)
+    assert watch.begun == 0
+    assert evaluate(model, x, y, Linf(0.1), attacks=["square:queries=5"]).clean == 1
+
+
 class Loaded(nn.Linear):
     """A network as `flatrock.load` returns it: with marks."""
 

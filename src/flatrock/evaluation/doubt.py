@@ -14,7 +14,7 @@ from flatrock.attacks.pgd import classified_right, slope
 from flatrock.attacks.rays import RayS
 from flatrock.attacks.square import Square
 from flatrock.attacks.transfer import Transfer
-from flatrock.core.errors import ModelError
+from flatrock.core.errors import FlatrockError, ModelError, in_words
 from flatrock.core.records import Finding
 from flatrock.core.threat import L2, Linf, Threat
 from flatrock.core.types import Attack
@@ -51,11 +51,11 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
     again = exam.verdict(exam.inputs(rows)[0]).cpu()
     sizes = exam.fitting(lambda part: _gradient_sizes(exam, *exam.inputs(part)), rows)
     climbs = next((step.label for step in steps if _climbs(step.attack)), None)
-    if climbs and not bool(sizes.any()) and _gradients(exam, *exam.inputs(rows[:1])) is None:
-        raise ModelError(
-            f"attack {climbs!r} needs gradients, but the model's output has no gradient w.r.t. its input; "
-            "look for detach, argmax or numpy in it, or use square, which needs none"
-        )
+    if climbs and not bool(sizes.any()):
+        try:
+            _slopes(exam, *exam.inputs(rows[:1]))
+        except ModelError as error:
+            raise ModelError(f"attack {climbs!r} needs gradients, but {error}; 'square' needs none") from error
     return [
         *check_probabilities(logits),
         *check_random(logits[rows], again),
@@ -108,13 +108,25 @@ def _black_box(step: Step) -> bool:
 
 def _gradients(exam: Exam, x: Tensor, y: Tensor) -> Tensor | None:
     """Gradient of each sample's cross-entropy w.r.t. its input, as attacks see it; None if the model has none."""
+    try:
+        return _slopes(exam, x, y)
+    except ModelError:
+        return None
+
+
+def _slopes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
+    """The same, or ModelError, also where the backward pass fails."""
     leaf = x.detach().requires_grad_(True)
     with torch.enable_grad():
         total = cross_entropy(exam.crafting.inner(leaf), y).sum()
     try:
         return slope(total, leaf)
-    except ModelError:
-        return None
+    except (FlatrockError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # layers may have a backward pass of their own, or overwrite what torch kept for its
+        raise ModelError(
+            f"the model's backward pass fails: {in_words(error)}; an operation in place, or a backward of its own?"
+        ) from error
 
 
 def _gradient_sizes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
