@@ -56,6 +56,36 @@ def test_mode_is_given_back_per_module(how: str, training: bool) -> None:
     assert modes(model) == before
 
 
+class Merging(nn.Linear):
+    """A layer whose weight holds what was learnt beside it in eval mode alone, as LoRA's does."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.beside, self.merged = nn.Parameter(torch.ones(2, 3)), False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += -self.beside if mode else self.beside
+            self.merged = not mode
+        return self
+
+
+@pytest.mark.parametrize("how", ["normal", "error"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_with_a_mode_of_its_own_is_asked_to_go_back(how: str, training: bool) -> None:
+    model = nn.Sequential(Merging(), nn.Sequential(Merging())).train()
+    model[1].eval()
+    before = [p.clone() for p in model.parameters()]
+    with leaving(how), mode(model, training=training):
+        assert [m.merged for m in model.modules() if isinstance(m, Merging)] == [not training] * 2
+        end(how)
+    assert [m.merged for m in model.modules() if isinstance(m, Merging)] == [False, True]
+    assert modes(model) == [True, True, False, False]
+    for kept, now in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(now, kept)
+
+
 @pytest.mark.parametrize("how", ["normal", "error"])
 def test_kept_buffers_undoes_batchnorm_ticks(how: str) -> None:
     model = net()
