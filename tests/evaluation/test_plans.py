@@ -64,6 +64,12 @@ def test_few_classes_are_told(plan: str, classes: int, said: list[str]) -> None:
     assert all(part in text for part, text in zip(said, found, strict=True))
 
 
+@pytest.mark.parametrize(("label", "said"), [(None, "pgd-2"), ("", "pgd-2"), ("mine", "mine")])
+def test_a_label_that_says_nothing_is_none(label: str | None, said: str) -> None:
+    (step,) = make_plan([{"name": "pgd", "steps": 2, "label": label}])
+    assert step.label == said
+
+
 def test_typos_name_attacks_and_plans() -> None:
     with pytest.raises(ConfigError, match=r"unknown attack or plan 'autoatack'.*did you mean 'autoattack'"):
         make_plan(["autoatack"])

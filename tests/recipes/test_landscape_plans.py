@@ -32,9 +32,9 @@ def test_the_edge_of_an_l2_threat() -> None:
         ({"on": "validation"}, "unknown landscape on"),
         ({"attack": "pdg-10"}, "did you mean"),
         ({"precision": "bf16"}, "unknown landscape precision"),
-        ({"ids": (1,)}, "has no ids"),
-        ({"kind": "input", "directions": 3}, "has no directions"),
-        ({"kind": "input", "attack": "pgd-10"}, "has no attack"),
+        ({"ids": (1,)}, "have no ids"),
+        ({"kind": "input", "directions": 3}, "have no directions"),
+        ({"kind": "input", "attack": "pgd-10"}, "have no attack"),
         ({"kind": "input", "ids": (1,), "images": 3}, "keep one"),
     ],
 )

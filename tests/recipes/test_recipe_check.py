@@ -112,6 +112,15 @@ def test_unknown_recipe_gets_a_hint_and_bases_are_not_offered() -> None:
         ("digits_at", "schedule={name: piecewise, milestones: [8, 5]}", "schedule: milestones must rise"),
         ("digits_at", "train=5", "train: got 5"),
         ("digits_at", "objective=at", "objective: got 'at'"),
+        ("digits_at", "select.attack=3", "select.attack: got 3, but an attack is text such as 'pgd-20' or a mapping"),
+        ("digits_at", "evaluate.attacks=[3]", "evaluate.attacks.0: got 3, but an attack is text such as 'pgd-20'"),
+        (
+            "digits_at",
+            "evaluate.attacks=pgd-20",
+            "evaluate.attacks: got 'pgd-20', but this is a list; write [pgd-20]",
+        ),
+        ("moons_at", "data.noise=abc", "data: moons needs points >= 2 and noise >= 0, got points=1200, noise='abc'"),
+        ("moons_at", "data.noise=9", "data: moons with noise=9 leave the unit square"),
     ],
 )
 def test_bad_values_are_named_with_their_rule(source: str, override: str, message: str) -> None:
@@ -269,13 +278,19 @@ def test_impossible_numbers_are_faults_with_a_place(key: str, value: str) -> Non
     assert any(f.startswith(key.split(".")[0]) and value in f for f in found)
 
 
+def test_what_torch_refuses_is_told_in_one_line() -> None:
+    fault = only_fault("digits_at", f"model.num_classes={2**70}")
+    assert fault.startswith("model: ")
+    assert "\n" not in fault
+
+
 def test_a_word_in_place_of_a_section_is_explained() -> None:
     assert only_fault("digits_at", "objective=at") == (
         "objective: got 'at', but a section holds keys; write objective: {name: ...} or such"
     )
 
 
-@pytest.mark.parametrize("milestones", ["[a, 5]", "soon", "[true]", "5", "null"])
+@pytest.mark.parametrize("milestones", ["[a, 5]", "soon", "[true]", "5", "null", "[.nan]", "[.inf]"])
 def test_milestones_are_numbers(milestones: str) -> None:
     assert "schedule: milestones must be numbers, got" in only_fault(
         "digits_at", "schedule.name=piecewise", f"schedule.milestones={milestones}"

@@ -52,7 +52,7 @@ def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
     if isinstance(spec, Mapping):
         options = {k: scalar(v) if isinstance(v, str) else v for k, v in spec.items() if k not in ("name", "label")}
         name = str(spec.get("name", ""))
-        return str(spec.get("label", _label(name, options))), _bounded(name, options)
+        return str(spec.get("label") or _label(name, options)), _bounded(name, options)
     if not isinstance(spec, str):
         raise ConfigError(f"an attack is named by text such as 'pgd-20' or by a mapping with 'name', got {spec!r}")
     return spec, _bounded(*_spelled(spec))

@@ -171,7 +171,7 @@ def measured(found: Sequence[Found], plan: Plan, how: Mapping[str, Any], progres
 def _stored(file: Path, plan: Plan) -> Landscape:
     record = Landscape.from_file(file)
     if record.kind != plan.kind:
-        raise ConfigError(f"{file} is a {record.kind} landscape; say --kind {record.kind}")
+        raise ConfigError(f"{file} holds a landscape of another kind; say --kind {record.kind}")
     return record
 
 

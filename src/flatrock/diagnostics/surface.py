@@ -98,7 +98,7 @@ class Landscape:
     def rise_at(self, radius: float) -> Array:
         """(rho(-r) + rho(r)) / 2 - rho(0) per direction of a weight-1d landscape, between grid points by a line."""
         if KINDS[self.kind] != 1:
-            raise StateError(f"a {self.kind} landscape has no rise at a radius; use its sharpness")
+            raise StateError(f"{self.kind} landscapes have no rise at a radius; use the sharpness")
         if not 0 < radius <= self.axis[-1]:
             raise StateError(f"the landscape reaches from {self.axis[0]:g} to {self.axis[-1]:g}, not to {radius:g}")
         return np.array([np.interp([-radius, radius], self.axis, row).mean() for row in self.rise])

@@ -24,6 +24,10 @@ def time_at(step: int, steps_per_epoch: int, clock: str) -> float:
     return step // steps_per_epoch + (1 if clock == "epoch_from_1" else 0)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """A rate as a function of time; subclasses give the shape."""
@@ -39,8 +43,10 @@ class Schedule:
             numbers = value if name == "milestones" else [value]
             if not isinstance(numbers, list | tuple):
                 raise ConfigError(f"{name} must be numbers, got {value!r}; write a list such as [100, 150]")
-            if name != "clock" and not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
+            if name != "clock" and not all(map(_is_number, numbers)):
                 raise ConfigError(f"{name} must be {'numbers' if name == 'milestones' else 'a number'}, got {value!r}")
+            if name == "milestones" and not all(map(math.isfinite, numbers)):
+                raise ConfigError(f"milestones must be numbers, got {value!r}; a rate that never drops is 'constant'")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"lr must be a number >= 0, got {self.lr!r}")
 

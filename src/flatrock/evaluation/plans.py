@@ -139,7 +139,7 @@ def _transferred(spec: Spec) -> bool:
 
 
 def _transfer(spec: Spec, surrogate: nn.Module | None) -> Step:
-    named = not isinstance(spec, str) and "label" in spec
+    named = not isinstance(spec, str) and bool(spec.get("label"))
     inner = spec.removeprefix(TRANSFER) if isinstance(spec, str) else {**spec, "name": spec["name"][len(TRANSFER) :]}
     if _name(inner) in PLANS:
         raise ConfigError(f"a plan is not transferred as a whole; name an attack, such as {TRANSFER}apgd-ce")

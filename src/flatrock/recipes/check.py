@@ -84,6 +84,8 @@ def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:
             texts.append(f"{where}: this key is required")
         elif e["type"] == "model_type":
             texts.append(f"{where}: got {e['input']!r}, but a section holds keys; write {where}: {{name: ...}} or such")
+        elif e["type"] in ("tuple_type", "list_type"):
+            texts.append(f"{where}: got {e['input']!r}, but this is a list; write [{e['input']}]")
         else:
             texts.append(f"{where}: got {e['input']!r}, {e['msg'].removeprefix('Value error, ')}")
     return texts

@@ -53,7 +53,7 @@ class Plan:
         choose("landscape", "kind", self.kind, KINDS)
         for name in FOREIGN[self.kind]:
             if getattr(self, name) is not None:
-                raise ConfigError(f"a {self.kind} landscape has no {name}, got {getattr(self, name)!r}; leave it out")
+                raise ConfigError(f"{self.kind} landscapes have no {name}, got {getattr(self, name)!r}; leave it out")
         if self.ids is not None and self.images is not None:
             raise ConfigError("images says how many and ids says which; keep one of them")
         for name, value in DEFAULTS[self.kind].items():

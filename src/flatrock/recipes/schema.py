@@ -60,6 +60,16 @@ def _read(value: Any) -> Any:
     return [_read(v) for v in value] if isinstance(value, list) else value
 
 
+def _named(value: Any) -> Any:
+    if not isinstance(value, str | Mapping):
+        raise ValueError("but an attack is text such as 'pgd-20' or a mapping such as {name: pgd, steps: 20}")
+    return value
+
+
+# The check comes first: what fits neither of two types would be two faults.
+AttackSpec = Annotated[str | dict[str, Any], BeforeValidator(_named)]
+
+
 class About(Section):
     """What the recipe is: for people, never for training."""
 
@@ -179,7 +189,7 @@ class Select(Section):
 
     data: Literal["held_out", "test"] = "held_out"
     metric: Literal["auto", "robust", "clean"] = "auto"
-    attack: str | dict[str, Any] = "pgd-10"
+    attack: AttackSpec = "pgd-10"
     every: Annotated[Whole, Field(ge=1)] = 1
     size: Annotated[Whole, Field(ge=1)] | None = None
 
@@ -187,7 +197,7 @@ class Select(Section):
 class Evaluate(Section):
     """The attacks and plans `flatrock eval` runs unless told otherwise; without batch_size it fits the device."""
 
-    attacks: tuple[str | dict[str, Any], ...] = ("fgsm", "pgd-20", "cw-20")
+    attacks: tuple[AttackSpec, ...] = ("fgsm", "pgd-20", "cw-20")
     batch_size: Annotated[Whole, Field(ge=1)] | None = None
 
 
