@@ -119,15 +119,26 @@ class Twice(nn.Module):
         return out
 
 
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x + torch.randn_like(x))
+        return out
+
+
 @pytest.mark.parametrize(
     ("network", "words"),
     [
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1)), "is not the output"),
         (Twice(), "does more with its last nn.Linear"),
+        (Noisy(), "Noisy answers at random in eval mode; let it draw only while self.training"),
         (nn.Linear(4, 7), "has 7 logits for 4 classes"),
         (nn.Identity(), "it has no nn.Linear layer"),
     ],
-    ids=["softmax", "twice", "classes", "none"],
+    ids=["softmax", "twice", "random", "classes", "none"],
 )
 def test_what_has_no_such_head_is_refused(network: nn.Module, words: str) -> None:
     with pytest.raises(ModelError, match=words):

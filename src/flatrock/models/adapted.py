@@ -12,6 +12,9 @@ from flatrock.models.classifier import Classifier
 from flatrock.models.compare import near
 from flatrock.models.view import last_linear
 
+RANDOM = "answers at random in eval mode; let it draw only while self.training is true"
+MORE = "does more with its last nn.Linear than to return what it gives; let it call that layer once, as its last step"
+
 
 class Adapted(Classifier):
     """head(network(x)): any module of logits that ends in an nn.Linear, which is taken out of it (not of a copy)."""
@@ -27,11 +30,10 @@ class Adapted(Classifier):
                     f"{type(network).__name__} has {seen.logits.shape[1]} logits for {num_classes} classes"
                 )
             self.network = _without(network, self.head)
-            if not near(self.head(self.network(x)), seen.logits):
-                raise ModelError(
-                    f"{type(network).__name__} does more with its last nn.Linear than to return what it gives; "
-                    "let the network call that layer once, as its last step"
-                )
+            logits = self.head(self.network(x))
+            if not near(logits, seen.logits):
+                random = not near(self.head(self.network(x)), logits)
+                raise ModelError(f"{type(network).__name__} {RANDOM if random else MORE}")
 
     def embed(self, x: Tensor) -> Tensor:
         """What the head takes."""
