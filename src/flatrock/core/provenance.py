@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -14,13 +15,16 @@ from typing import Any
 import torch
 
 VERSION = "0.1.0"
+# When this process began to read the source.
+LOADED = time.time()
 
 
 @cache
 def commit() -> str:
-    """The git commit of this source tree ('+' marks uncommitted changes), or 'not a checkout' for an installed copy.
+    """The git commit of this source tree, or 'not a checkout' for an installed copy.
 
-    FLATROCK_COMMIT, if set, is believed instead: a copy in a container cannot look it up.
+    '+' marks changes that are not in it: uncommitted ones, and files written since this process read them, which then
+    runs something older. FLATROCK_COMMIT, if set, is believed instead: a copy in a container cannot look it up.
     """
     here = Path(__file__).parent
     if told := os.environ.get("FLATROCK_COMMIT"):
@@ -30,10 +34,14 @@ def commit() -> str:
         tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         if not top or not tracked:
             return "not a checkout"
-        dirty = "+" if _git(here, "status", "--porcelain", "--untracked-files=no") else ""
+        dirty = "+" if _written_since(LOADED) or _git(here, "status", "--porcelain", "--untracked-files=no") else ""
         return _git(here, "rev-parse", "HEAD")[:12] + dirty
     except (OSError, subprocess.SubprocessError):
         return "not a checkout"
+
+
+def _written_since(moment: float) -> bool:
+    return any(file.stat().st_mtime > moment for file in Path(__file__).parents[1].rglob("*.py"))
 
 
 def _git(where: Path, *words: str) -> str:
