@@ -206,7 +206,7 @@ class Retyped(nn.Module):
 def test_logits_may_have_another_type_than_inputs(
     dtype: torch.dtype, attack_row: Row, threat: Threat, conv_net: Make, images: Make, right_labels: Make
 ) -> None:
-    (name, options), model, x = attack_row, conv_net(), images(8)
+    (name, options), model, x = attack_row, conv_net(dtype=torch.float32), images(8, dtype=torch.float32)
     y = right_labels(model, x)
     x_adv = attack(name, Retyped(model, dtype), x, y, threat, **options)
     assert x_adv.dtype == x.dtype

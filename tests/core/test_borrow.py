@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
+from merging import Merging
 from torch import Tensor, nn
 
 from flatrock.core.borrow import borrowed, frozen, kept_buffers, mode, nudged
@@ -56,21 +57,6 @@ def test_mode_is_given_back_per_module(how: str, training: bool) -> None:
     assert modes(model) == before
 
 
-class Merging(nn.Linear):
-    """A layer whose weight holds what was learnt beside it in eval mode alone, as LoRA's does."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-        self.beside, self.merged = nn.Parameter(torch.ones(2, 3)), False
-
-    def train(self, mode: bool = True) -> Merging:
-        super().train(mode)
-        if mode == self.merged:
-            self.weight.data += -self.beside if mode else self.beside
-            self.merged = not mode
-        return self
-
-
 @pytest.mark.parametrize("how", ["normal", "error"])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_module_with_a_mode_of_its_own_is_asked_to_go_back(how: str, training: bool) -> None:
@@ -84,6 +70,22 @@ def test_a_module_with_a_mode_of_its_own_is_asked_to_go_back(how: str, training:
     assert modes(model) == [True, True, False, False]
     for kept, now in zip(before, model.parameters(), strict=True):
         torch.testing.assert_close(now, kept)
+
+
+class Stuck(nn.Module):
+    """A module that does not go back."""
+
+    def train(self, mode: bool = True) -> Stuck:
+        if mode and not self.training:
+            raise RuntimeError("stuck")
+        return super().train(mode)
+
+
+def test_modes_come_back_where_a_module_refuses_to() -> None:
+    model = nn.Sequential(nn.Dropout(), Stuck(), nn.Dropout())
+    with pytest.raises(RuntimeError, match="stuck"), mode(model, training=False):
+        assert not any(modes(model))
+    assert all(modes(model))
 
 
 @pytest.mark.parametrize("how", ["normal", "error"])

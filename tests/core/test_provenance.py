@@ -45,6 +45,17 @@ def test_a_process_that_runs_older_files_than_there_are_says_so(monkeypatch: pyt
     assert commit(monkeypatch, loaded=newest - 1) == "0123456789ab+"
 
 
+def test_notes_of_editors_are_no_files_of_flatrock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "flatrock" / "core"
+    package.mkdir(parents=True)
+    (package / "rng.py").touch()
+    (package / ".#rng.py").symlink_to("nobody@nowhere.1:2")
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    assert commit(monkeypatch) == "0123456789ab"
+    (package / "gone.py").symlink_to("nowhere.py")
+    assert commit(monkeypatch) == "0123456789ab+"
+
+
 def test_a_copy_believes_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert commit(monkeypatch, changes="?", told="abc") == "abc"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,3 +57,9 @@ def test_moons_options_are_used_and_checked() -> None:
         moons.load("train", NOWHERE, noise=2.0)
     with pytest.raises(ConfigError, match="points >= 2 and noise >= 0, got points=1"):
         moons.load("train", NOWHERE, points=1)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_noise_that_is_too_much_for_one_split_is_told_of_both(split: Any) -> None:
+    with pytest.raises(ConfigError, match=r"noise=0.17 leave the unit square; use less"):  # of test alone
+        moons.load(split, NOWHERE, points=1200, noise=0.17)

@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from merging import Merging
 from torch import Tensor, nn
 
 from flatrock.core.errors import StateError
@@ -251,3 +253,16 @@ def test_a_run_that_was_not_probed_yet_says_so(make_job: MakeJob, tmp_path: Path
     with pytest.raises(StateError, match=r"no epoch of .*run was probed yet \(select\.every\); .*--which last"):
         load_model(tmp_path / "run", which=which)
     assert load_model(tmp_path / "run", which="last")
+
+
+def test_the_average_is_taken_over_before_layers_change_their_weights() -> None:
+    model, x = Merging().train(), torch.rand(4, 3)
+    average = {name: p.detach() + 1 for name, p in model.named_parameters()}
+    method: Any = SimpleNamespace(average=lambda: average, bn_batches=0)
+    job: Any = SimpleNamespace(model=model)
+    before = snapshot(model)
+    with averaged(job, method, step=0):
+        expected = nn.functional.linear(x, average["weight"] + average["beside"], average["bias"])
+        torch.testing.assert_close(model(x), expected)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

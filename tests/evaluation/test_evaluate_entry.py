@@ -90,6 +90,21 @@ def test_attacks_without_gradients_need_none(spec: str) -> None:
     assert result.clean == 1
 
 
+class Picky(nn.Linear):
+    """A network of one batch size, flat everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) == 8
+        return super().forward(0 * x)
+
+
+def test_the_look_at_gradients_asks_no_batch_of_another_size() -> None:
+    model, x = Picky(5, 3), torch.rand(8, 5)
+    result = evaluate(model, x, model(x).argmax(1), Linf(0.1), attacks=["pgd-2"], batch_size=8)
+    assert result.clean == 1
+    assert "E06" in [finding.code for finding in result.findings]
+
+
 class Spoilt(nn.Linear):
     """A network that overwrites what its own backward pass needs."""
 

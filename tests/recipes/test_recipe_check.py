@@ -119,8 +119,7 @@ def test_unknown_recipe_gets_a_hint_and_bases_are_not_offered() -> None:
             "evaluate.attacks=pgd-20",
             "evaluate.attacks: got 'pgd-20', but this is a list; write [pgd-20]",
         ),
-        ("moons_at", "data.noise=abc", "data: moons needs points >= 2 and noise >= 0, got points=1200, noise='abc'"),
-        ("moons_at", "data.noise=9", "data: moons with noise=9 leave the unit square"),
+        ("digits_at", "evaluate.attacks=null", "evaluate.attacks: got None, but this is a list"),
     ],
 )
 def test_bad_values_are_named_with_their_rule(source: str, override: str, message: str) -> None:
@@ -288,6 +287,11 @@ def test_a_word_in_place_of_a_section_is_explained() -> None:
     assert only_fault("digits_at", "objective=at") == (
         "objective: got 'at', but a section holds keys; write objective: {name: ...} or such"
     )
+
+
+def test_a_milestone_may_be_far_away() -> None:
+    recipe = load_recipe("digits_at", ["schedule.name=piecewise", f"schedule.milestones=[5, {10**400}]"])
+    assert recipe.schedule.options["milestones"] == [5, 10**400]
 
 
 @pytest.mark.parametrize("milestones", ["[a, 5]", "soon", "[true]", "5", "null", "[.nan]", "[.inf]"])

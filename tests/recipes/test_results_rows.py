@@ -58,6 +58,11 @@ def test_a_row_holds_what_the_run_says(tmp_path: Path) -> None:
     assert row.main == "best"
 
 
+def test_the_curve_holds_only_epochs_that_were_probed(tmp_path: Path) -> None:
+    row = collect_run(fake_run(tmp_path, NAME, FOUND, probes=(None, 0.52, 0.48)))
+    assert (row.selection["curve"]["epoch"], row.selection["curve"]["robust"]) == ([2, 3], [0.52, 0.48])
+
+
 def test_weights_are_not_needed_and_memory_may_be_unknown(tmp_path: Path) -> None:
     path = fake_run(tmp_path, NAME, FOUND)
     assert not list(path.glob("*.safetensors"))

@@ -65,6 +65,7 @@ def fake_run(
     status: str = "finished",
     overrides: Mapping[str, Any] | None = None,
     averages: bool = False,
+    probes: tuple[float | None, float, float] = (0.30, 0.52, 0.48),
     **info: Any,
 ) -> Path:
     """A run folder of three epochs, the second of which was best; `last` are the accuracies of the third, if asked."""
@@ -82,7 +83,7 @@ def fake_run(
         **info,
     )
     run.write_recipe(yaml.safe_dump(loaded.resolved(), sort_keys=False))
-    for epoch, robust in enumerate((0.30, 0.52, 0.48), 1):
+    for epoch, robust in enumerate(probes, 1):
         run.append(_record(epoch, robust, averages), run.owner())
     stem = "average-" if averages else ""
     for end, epoch, found in (("best", 2, percents), ("last", 3, last or {})):
@@ -92,22 +93,22 @@ def fake_run(
     return path
 
 
-def _record(epoch: int, robust: float, averages: bool) -> EpochRecord:
+def _record(epoch: int, robust: float | None, averages: bool) -> EpochRecord:
     return EpochRecord(
         epoch=epoch,
         step=epoch * 10,
         lr=0.1,
         terms={"total": 1.0},
         running_accuracy=0.5,
-        clean=0.8,
+        clean=None if robust is None else 0.8,
         robust=robust,
-        train_robust=robust + 0.1,
+        train_robust=None if robust is None else robust + 0.1,
         selected_on="held_out",
         best_epoch=min(epoch, 2),
         seconds=60.0 if epoch == 1 else 7.0,
         images_per_second=7000.0,
         elapsed=50.0 * epoch,
         average_clean=0.81 if averages else None,
-        average_robust=robust + 0.01 if averages else None,
+        average_robust=None if robust is None or not averages else robust + 0.01,
         average_best_epoch=min(epoch, 2) if averages else None,
     )

@@ -39,7 +39,7 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Put the model in train or eval mode; afterwards every module has its own mode back.
 
     Modes are saved per module, so a BatchNorm the user froze stays frozen. A module with a `train` of its own, which
-    may do more than set the mode (LoRA merges weights), is also asked to go back.
+    may do more than set the mode (LoRA merges weights), is also asked to go back; how exactly it does is its own.
     """
     # A frozen TorchScript module has no mode: it is in eval mode for good.
     saved = [(m, getattr(m, "training", False)) for m in model.modules()]
@@ -47,11 +47,13 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
         model.train(training)
         yield
     finally:
-        for module, was in saved:  # parents first: each is asked after what it, or a parent, did to it
-            if type(module).train is not nn.Module.train and getattr(module, "training", was) != was:
-                module.train(was)
-        for module, was in saved:
-            module.training = was
+        try:
+            for module, was in saved:  # parents first: each is asked after what it, or a parent, did to it
+                if type(module).train is not nn.Module.train and getattr(module, "training", was) != was:
+                    module.train(was)
+        finally:
+            for module, was in saved:
+                module.training = was
 
 
 @contextmanager

@@ -41,7 +41,9 @@ def commit() -> str:
 
 
 def _written_since(moment: float) -> bool:
-    return any(file.stat().st_mtime > moment for file in Path(__file__).parents[1].rglob("*.py"))
+    # Not what begins with a dot: editors keep notes of their own there, some of them links to nothing.
+    files = [file for file in Path(__file__).parents[1].rglob("*.py") if not file.name.startswith(".")]
+    return any(not file.exists() or file.stat().st_mtime > moment for file in files)
 
 
 def _git(where: Path, *words: str) -> str:

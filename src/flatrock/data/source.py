@@ -28,11 +28,6 @@ class Source:
     remote: tuple[RemoteFile, ...] = ()
     subfolder: str = ""
 
-    @property
-    def computed(self) -> bool:
-        """Whether it is there without any file of the user's."""
-        return not self.remote and self.input_shape is not None
-
     def how_to_get(self) -> str:
         """What is needed, where it comes from and where to put it."""
         if not self.remote:

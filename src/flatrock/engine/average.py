@@ -30,10 +30,10 @@ def averaged(job: Job, method: Flatness, *, step: int) -> Iterator[nn.Module]:
     parameters = dict(job.model.named_parameters())
     saved = {name: p.detach().clone() for name, p in parameters.items()}
     try:
+        with torch.no_grad():  # before the mode changes: layers may change their weights with it (LoRA)
+            for name, value in method.average().items():
+                parameters[name].copy_(value)
         with kept_buffers(job.model), mode(job.model, training=False):
-            with torch.no_grad():
-                for name, value in method.average().items():
-                    parameters[name].copy_(value)
             if method.bn_batches:
                 # Layers that draw (dropout) start from the step: a run that is resumed comes here from elsewhere.
                 with kept_global_rng(job.device, seed=job.seed.child("layers", "average", step)):

@@ -45,7 +45,7 @@ class Schedule:
                 raise ConfigError(f"{name} must be numbers, got {value!r}; write a list such as [100, 150]")
             if name != "clock" and not all(map(_is_number, numbers)):
                 raise ConfigError(f"{name} must be {'numbers' if name == 'milestones' else 'a number'}, got {value!r}")
-            if name == "milestones" and not all(map(math.isfinite, numbers)):
+            if name == "milestones" and not all(abs(n) < math.inf for n in numbers):
                 raise ConfigError(f"milestones must be numbers, got {value!r}; a rate that never drops is 'constant'")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"lr must be a number >= 0, got {self.lr!r}")

@@ -49,13 +49,11 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
     """
     rows = torch.arange(min(exam.batch_size, exam.x.shape[0], FEW))
     again = exam.verdict(exam.inputs(rows)[0]).cpu()
-    sizes = exam.fitting(lambda part: _gradient_sizes(exam, *exam.inputs(part)), rows)
+    refusals: list[ModelError] = []
+    sizes = exam.fitting(lambda part: _gradient_sizes(exam, part, refusals), rows)
     climbs = next((step.label for step in steps if _climbs(step.attack)), None)
-    if climbs and not bool(sizes.any()):
-        try:
-            _slopes(exam, *exam.inputs(rows[:1]))
-        except ModelError as error:
-            raise ModelError(f"attack {climbs!r} needs gradients, but {error}; 'square' needs none") from error
+    if climbs and refusals:
+        raise ModelError(f"attack {climbs!r} needs gradients, but {refusals[0]}; 'square' needs none") from refusals[0]
     return [
         *check_probabilities(logits),
         *check_random(logits[rows], again),
@@ -83,7 +81,7 @@ def doubts_after(steps: Sequence[Step], tally: Tally, *, samples: int, classes: 
 def doubts_deep(exam: Exam, tally: Tally) -> list[Finding]:
     """Does a longer attack find more, does the loss rise along the way, does a huge budget break everything?"""
     rows = tally.first_rows(FEW)
-    if len(rows) == 0 or _gradients(exam, *exam.inputs(rows[:1])) is None:
+    if len(rows) == 0 or not _has_gradient(exam, *exam.inputs(rows[:1])):
         return []  # a model without gradients has its finding already
     stood = tally.survivors[rows]
     losses = {steps: _pgd(exam, rows, exam.threat, steps=steps)[0] for steps in LADDER}
@@ -106,16 +104,16 @@ def _black_box(step: Step) -> bool:
     return step.label.rpartition("/")[2] in ("square", "rays")
 
 
-def _gradients(exam: Exam, x: Tensor, y: Tensor) -> Tensor | None:
-    """Gradient of each sample's cross-entropy w.r.t. its input, as attacks see it; None if the model has none."""
+def _has_gradient(exam: Exam, x: Tensor, y: Tensor) -> bool:
     try:
-        return _slopes(exam, x, y)
+        _slopes(exam, x, y)
     except ModelError:
-        return None
+        return False
+    return True
 
 
 def _slopes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
-    """The same, or ModelError, also where the backward pass fails."""
+    """Gradient of each sample's cross-entropy w.r.t. its input, as attacks see it; ModelError if the model has none."""
     leaf = x.detach().requires_grad_(True)
     with torch.enable_grad():
         total = cross_entropy(exam.crafting.inner(leaf), y).sum()
@@ -129,10 +127,13 @@ def _slopes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
         ) from error
 
 
-def _gradient_sizes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
-    """Largest entry of each sample's gradient; zeros for none."""
-    grad = _gradients(exam, x, y)
-    return torch.zeros(len(x)) if grad is None else grad.flatten(1).abs().amax(1).cpu()
+def _gradient_sizes(exam: Exam, rows: Tensor, refusals: list[ModelError]) -> Tensor:
+    """Largest entry of the gradient of each of these samples; zeros, and a refusal more, for none."""
+    try:
+        return _slopes(exam, *exam.inputs(rows)).flatten(1).abs().amax(1).cpu()
+    except ModelError as error:
+        refusals.append(error)
+        return torch.zeros(len(rows))
 
 
 def _huge(exam: Exam) -> Threat:

@@ -85,7 +85,8 @@ def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:
         elif e["type"] == "model_type":
             texts.append(f"{where}: got {e['input']!r}, but a section holds keys; write {where}: {{name: ...}} or such")
         elif e["type"] in ("tuple_type", "list_type"):
-            texts.append(f"{where}: got {e['input']!r}, but this is a list; write [{e['input']}]")
+            cure = "" if e["input"] is None else f"; write [{e['input']}]"
+            texts.append(f"{where}: got {e['input']!r}, but this is a list{cure}")
         else:
             texts.append(f"{where}: got {e['input']!r}, {e['msg'].removeprefix('Value error, ')}")
     return texts

@@ -19,7 +19,7 @@ from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import THREATS, Threat
 from flatrock.core.types import Attack, Objective
-from flatrock.data.catalog import data_options, info, load_data
+from flatrock.data.catalog import data_options, info
 from flatrock.data.loader import extra_share
 from flatrock.data.source import Source
 from flatrock.engine.schedule import SCHEDULES
@@ -107,10 +107,8 @@ def _names(draft: Draft) -> None:
     if data := draft.get("data", Data):
         draft.source = draft.build("data", lambda: info(data.name))
         if draft.source is not None:
-            faulty = draft.option_faults("data", data, data_options(data.name))
+            draft.option_faults("data", data, data_options(data.name))
             draft.shape = draft.source.input_shape
-            if data.options and not faulty and draft.source.computed:
-                draft.build("data", partial(load_data, data.name, "train", **data.options))
 
 
 def _inner_attack(draft: Draft) -> None:
