@@ -40,13 +40,8 @@ class Schedule:
         if self.clock not in CLOCKS:
             raise ConfigError(unknown("clock", self.clock, CLOCKS))
         for name, value in vars(self).items():
-            numbers = value if name == "milestones" else [value]
-            if not isinstance(numbers, list | tuple):
-                raise ConfigError(f"{name} must be numbers, got {value!r}; write a list such as [100, 150]")
-            if name != "clock" and not all(map(_is_number, numbers)):
-                raise ConfigError(f"{name} must be {'numbers' if name == 'milestones' else 'a number'}, got {value!r}")
-            if name == "milestones" and not all(abs(n) < math.inf for n in numbers):
-                raise ConfigError(f"milestones must be numbers, got {value!r}; a rate that never drops is 'constant'")
+            if name not in ("clock", "milestones") and not _is_number(value):
+                raise ConfigError(f"{name} must be a number, got {value!r}")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"lr must be a number >= 0, got {self.lr!r}")
 
@@ -77,6 +72,9 @@ class Piecewise(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        listed = isinstance(self.milestones, list | tuple)
+        if not listed or not all(_is_number(m) and abs(m) < math.inf for m in self.milestones):
+            raise ConfigError(f"milestones must be numbers, got {self.milestones!r}; write a list such as [100, 150]")
         rising = all(a < b for a, b in zip(self.milestones, self.milestones[1:], strict=False))
         if not rising or any(m < 0 for m in self.milestones):
             raise ConfigError(f"milestones must rise from 0 on, got {list(self.milestones)}")
