@@ -64,12 +64,12 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
 
 def _climbs(attack: Attack) -> bool:
     """Whether an attack asks for gradients of the model."""
-    return not isinstance(attack, Square | RayS | Transfer) and getattr(attack, "steps", 1) > 0
+    return not (_black_box(attack) or isinstance(attack, Transfer)) and getattr(attack, "steps", 1) > 0
 
 
 def doubts_after(steps: Sequence[Step], tally: Tally, *, samples: int, classes: int) -> list[Finding]:
     """No answer, few classes, disputed verdicts, black-box attacks that find more than white-box ones."""
-    found = {s.label: int(tally.costs[s.label]["broken"]) for s in steps if s.plan and _black_box(s)}
+    found = {s.label: int(tally.costs[s.label]["broken"]) for s in steps if s.plan and _black_box(s.attack)}
     return [
         *check_finite(tally.no_answer),
         *check_few_classes(substitutes(steps, classes), classes),
@@ -100,8 +100,8 @@ def doubts_deep(exam: Exam, tally: Tally) -> list[Finding]:
     ]
 
 
-def _black_box(step: Step) -> bool:
-    return step.label.rpartition("/")[2] in ("square", "rays")
+def _black_box(attack: Attack) -> bool:
+    return isinstance(attack, Square | RayS)
 
 
 def _has_gradient(exam: Exam, x: Tensor, y: Tensor) -> bool:
