@@ -39,7 +39,7 @@ OTHERS = [*DIGITS, "moons_at", "moons_standard", *MNIST, *FLAT_MNIST, *NETWORKS,
 IN_TABLES = [row for rows in TABLE_ROWS.values() for row in rows]
 EXPECTED = sorted(GRID + OTHERS + IN_TABLES)
 MEASURED = [*DIGITS, "moons_at", "moons_standard", *TABLE_ROWS["trh_moons"]]
-MEASURED += ["cifar10_at_fast", "cifar10_flagship", "cifar10_full_at"]
+MEASURED += ["cifar10_at_fast", "cifar10_flagship", "cifar10_full_at", "cifar10_full_at_awp"]
 BASES = ["_at", "_atent", "_cifar10_short", "_digits", "_mart", "_paper", "_rat", "_trades"]
 
 

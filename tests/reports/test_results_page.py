@@ -106,6 +106,7 @@ def test_robust_overfitting_is_judged_at_the_last_epoch(page: str) -> None:
     assert "PGD-20 +2.60 there, +2.20 ± 0.46 here: reproduced" in best
     assert "last epoch" in last
     assert "PGD-20 +10.29 there, +8.00 ± 0.86 here: reproduced" in last
+    assert "PGD-20 -0.66 there, -1.20 ± 0.34 here: reproduced" in sentence(page, "AT + AWP, last epoch minus best")
 
 
 def test_targets_are_judged(page: str) -> None:
@@ -127,6 +128,11 @@ def test_what_is_missing_is_named(page: str) -> None:
     (short,) = [line for line in page.splitlines() if line.startswith("Not measured yet: ")]
     assert "`cifar10_short_standard`" in short
     assert "`cifar10_short_trades`" not in short
+
+
+def test_a_last_epoch_that_papers_print_is_missed(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path, "cifar10_full_at", TRADES, last=TRADES), fake_run(tmp_path, "cifar10_full_at_awp", AWP)]
+    assert "Not measured yet: the last epoch of `cifar10_full_at_awp`." in page_of(tmp_path, *runs).splitlines()
 
 
 def test_differences_of_seeds_are_averaged(tmp_path: Path) -> None:

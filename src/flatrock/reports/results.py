@@ -57,7 +57,7 @@ def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: st
     labels = {name: entry.label for name, entry in protocol.rows.items()}
     order = {name: i for i, name in enumerate(protocol.rows)}
     rows = sorted(rows, key=lambda row: (order.get(row.recipe, len(order)), row.recipe, row.seed))
-    missing = [f"`{name}`" for name in protocol.rows if name not in {row.recipe for row in rows}]
+    missing = _missing(protocol, rows)
     if rows:
         parts += [f"![accuracy under attack, epoch by epoch]({curves})"] if curves else []
         parts += [markdown(measured(rows, papers, labels)), markdown(costs(rows, labels)), *_remarks(rows, labels)]
@@ -65,6 +65,16 @@ def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: st
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.")
     return parts
+
+
+def _missing(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
+    """The rows nobody ran, and the last epochs papers print that were not evaluated here."""
+    ran, known, found = {row.recipe for row in rows}, by_recipe(rows), []
+    for name, entry in protocol.rows.items():
+        found += [] if name in ran else [f"`{name}`"]
+        if entry.drops and any(score_at(row, "last") is None for row in known.get(name, {}).values()):
+            found.append(f"the last epoch of `{name}`")
+    return found
 
 
 def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
