@@ -95,6 +95,16 @@ def test_a_run_that_averages_tells_how_the_averages_did(tmp_path: Path, monkeypa
     assert "\naveraged weights, best epoch 1: clean 70.00, robust 60.00; evaluations take these\n" in done.stdout
 
 
+def test_averages_that_collapsed_are_not_what_to_evaluate_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished(tmp_path)
+    collapsed = replace(run.records[0], average_clean=0.1, average_robust=0.1)
+    monkeypatch.setattr("flatrock.cli.train.train_recipe", lambda *a, **k: replace(run, records=(collapsed,)))
+    done = flatrock("train", "digits_at", *ON_CPU)
+    assert done.exit_code == 0, done.output
+    assert "\naveraged weights: no best epoch, every probe of them predicted one class (collapsed)\n" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(f"next: flatrock eval {tmp_path} --which best")
+
+
 def test_result_that_cannot_be_stored_is_shown(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

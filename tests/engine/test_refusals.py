@@ -201,6 +201,16 @@ def test_run_without_best_epoch(run: Path, make_job: MakeJob, tmp_path: Path) ->
     assert load_model(tmp_path / "flat", which="last") is not None
 
 
+def test_averages_without_best_epoch_leave_the_weights_themselves(run: Path) -> None:
+    """SWA averaged what could not be averaged; the network it started from is still there, and named."""
+    RunFolder(run).write_info(averages=True)
+    with pytest.raises(
+        StateError, match=r"the averaged weights of .* have no best epoch: .* --which average-last or best"
+    ):
+        load_model(run)
+    assert load_model(run, which="best") is not None
+
+
 def test_checkpoint_must_fit_the_model(make_job: MakeJob, run: Path, tmp_path: Path) -> None:
     tensors, _ = load(run / "best.safetensors")
     model = nn.Sequential(nn.Linear(3, 2))

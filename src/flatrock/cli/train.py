@@ -48,7 +48,8 @@ def run(
         say("\n".join(_summary(done)))
         say(f"curves {learning_curves({chosen.name: done}, done.folder / 'curves.png')}")
         if done.best is not None:
-            words = [str(done.folder)] + ([] if data_dir is None else ["--data-dir", str(data_dir)])
+            words = [str(done.folder)] + (["--which", "best"] if _collapsed_average(done) else [])
+            words += [] if data_dir is None else ["--data-dir", str(data_dir)]
             say(f"next: flatrock eval {shlex.join(words)}")
 
 
@@ -69,4 +70,11 @@ def _summary(done: Run) -> list[str]:
     if mean is not None:
         found = f"clean {percent(mean.average_clean)}, robust {percent(mean.average_robust)}"
         lines.append(f"averaged weights, best epoch {mean.epoch}: {found}; evaluations take these")
+    if _collapsed_average(done):
+        lines.append("averaged weights: no best epoch, every probe of them predicted one class (collapsed)")
     return [*lines, f"run folder {done.folder}"]
+
+
+def _collapsed_average(done: Run) -> bool:
+    """Whether averaged weights were probed and none of them can be taken."""
+    return done.best_average is None and any(record.average_robust is not None for record in done.records)

@@ -86,10 +86,12 @@ def _why_missing(folder: RunFolder, file: Path, which: str) -> str:
         return (
             f"no epoch of {folder.path} was probed yet (select.every); look at --which last, or train on with --resume"
         )
-    best = records[-1].average_best_epoch if which == "average-best" else records[-1].best_epoch
+    best, one = records[-1].best_epoch, f"{folder.path} has"
+    if which == "average-best":
+        best, one = records[-1].average_best_epoch, f"the averaged weights of {folder.path} have"
     if which.endswith("best") and best is None:
-        other = which.replace("best", "last")
-        return f"{folder.path} has no best epoch: every one predicted a single class; look at --which {other}"
+        others = which.replace("best", "last") + (" or best" if records[-1].best_epoch is not None else "")
+        return f"{one} no best epoch: every one predicted a single class; look at --which {others}"
     return f"{file} is lost; look at the run's other checkpoints"
 
 
