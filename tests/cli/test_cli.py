@@ -94,6 +94,16 @@ def test_check_prints_recipe_parameters_steps_and_cost() -> None:
         assert word in done.output
 
 
+def test_the_header_of_a_recipe_names_what_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "# run:    flatrock train moons_at [" in flatrock("check", "moons_at", "--device", "cpu").output
+    flatrock("cp", "moons_at", "mine.yml")
+    assert "# run:    flatrock train mine.yml [" in Path("mine.yml").read_text()
+    Path("a b.yaml").write_text("base: moons_at\nabout: {summary: '', source: '', expect: '', time: ''}\n")
+    lines = flatrock("check", "a b.yaml", "--device", "cpu").output.splitlines()
+    assert lines[:2] == ["# run:    flatrock train 'a b.yaml' [key=value ...]", "name: a b"]
+
+
 def test_check_of_points_that_are_no_number() -> None:
     done = flatrock("check", "moons_at", "data.points=abc", "--device", "cpu")
     assert done.exit_code == 2, done.output

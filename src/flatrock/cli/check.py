@@ -30,7 +30,7 @@ def run(
     """Validate a recipe, print it in full, its parameter count, steps and estimated cost."""
     with friendly():
         chosen = load_recipe(recipe, overrides or [])
-        say(recipe_text(chosen))
+        say(recipe_text(chosen, called=recipe))
         where = pick_device(device)
         cost = estimate(chosen, device=where, samples=_counted(chosen, data_dir))
         _line("recipe", f"{chosen.name}, valid, hash {recipe_hash(chosen)}")

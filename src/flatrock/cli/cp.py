@@ -25,7 +25,8 @@ def run(
         target = _target(file / Path(recipe).name if file.is_dir() else file)
         if target.exists():
             raise StateError(f"{target} exists and is left alone; choose another name")
-        write_atomic(target, recipe_text(found.model_copy(update={"name": target.stem})).encode())
+        text = recipe_text(found.model_copy(update={"name": target.stem}), called=target.name)
+        write_atomic(target, text.encode())
         say(f"wrote {target}; edit it, then: flatrock check {shlex.quote(str(target))}")
 
 
