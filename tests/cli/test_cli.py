@@ -51,6 +51,13 @@ def test_ls_of_an_unknown_kind_lists_the_choices() -> None:
     assert "did you mean 'attacks'" in done.output
 
 
+@pytest.mark.parametrize("command", [command.name for command in app.registered_commands])
+def test_help_is_whole_on_80_columns(command: str) -> None:
+    done = runner.invoke(app, [command, "--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    assert "…" not in done.output
+
+
 def test_cp_writes_a_recipe_that_checks(tmp_path: Path) -> None:
     target = tmp_path / "mine.yaml"
     assert flatrock("cp", "digits_trades", target).exit_code == 0

@@ -33,7 +33,9 @@ NAMED = 5
 Source = Annotated[
     Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")
 ]
-Attacks = Annotated[str | None, typer.Option(help="comma-separated, e.g. autoattack or fgsm,pgd-20,cw-20:restarts=5")]
+Attacks = Annotated[
+    str | None, typer.Option(help="comma-separated, e.g. autoattack or fgsm,pgd-50; with options pgd-20:restarts=5")
+]
 Which = Annotated[
     str,
     typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept; the entry of --weights"),
