@@ -81,11 +81,13 @@ def test_a_folder_that_cannot_be_made(make_job: MakeJob, tmp_path: Path) -> None
 
 
 def test_overwrite_replaces_the_run(make_job: MakeJob, run: Path) -> None:
-    (run / "result-best.json").write_text("{}")
+    told = [run / name for name in ("result-best.json", "curves.png", "overfit.json", "overfit.png", "overfit.svg")]
+    for file in told:
+        file.write_text("{}")
     again = train(make_job(run, train__epochs=1), overwrite=True)
     assert [r.epoch for r in again.records] == [1]
     assert not (run / "epoch-0002.safetensors").exists()
-    assert not (run / "result-best.json").exists(), "a result of weights that are gone"
+    assert [file.name for file in told if file.exists()] == [], "a result of weights that are gone"
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "photo.png", "mine.safetensors", "results-of-mine.json", "sub/run.json"])

@@ -31,7 +31,7 @@ except ImportError:  # pragma: no cover (Windows)
 STATUSES = ("running", "finished", "truncated", "failed")
 # Exactly the names a run writes; anything else in the folder is the user's and is never touched.
 OWN_FILE = re.compile(
-    r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|failure\.txt|curves\.png"
+    r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|failure\.txt|curves\.png|overfit\.(json|png|svg)"
     r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
     r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part|png)|\.lock)(\.part)?"
     r"|\.?(landscape|curvature|certificate)-[\w.=+-]+\.(json|tsv|part|png|svg|html)(\.part)?"
