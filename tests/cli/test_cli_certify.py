@@ -202,7 +202,12 @@ def test_the_last_checkpoint_and_a_file_of_one(run: Path) -> None:
     [
         (("--sigma", "0"), "sigma must be a number > 0, got 0.0; it is the deviation of the noise in pixel units"),
         (("--sigma", "-0.1"), "sigma must be a number > 0, got -0.1"),
-        (("--sigma", "loud"), "expected a number or a fraction such as 8/255, got 'loud'"),
+        (("--sigma", "loud"), "sigma: expected a number or a fraction such as 8/255, got 'loud'"),
+        (
+            ("--sigma", "0.25", "--radius", "0.1,far"),
+            "radius: expected a number or a fraction such as 8/255, got 'far'",
+        ),
+        (("--sigma", "0.25", "--linf-eps", "2/0"), "linf-eps: '2/0' divides by zero"),
         (("--sigma", "0.25", "--n", "0"), "n must be a whole number >= 1, got 0"),
         (("--sigma", "0.25", "--alpha", "1"), "alpha must lie strictly between 0 and 1, got 1.0"),
         (("--sigma", "0.25", "--n", "5"), "n 5 proves nothing at alpha 0.001, whatever the votes: use n 10 or more"),

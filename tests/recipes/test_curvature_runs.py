@@ -145,6 +145,8 @@ def test_without_layers_there_is_no_picture_of_them(run: Path, tmp_path: Path) -
         (("--sigma0", "1e200"), "sigma0 must lie between 1e-50 and 1e+50"),
         (("--out", ""), "out must end in a name for the figures"),
         (("--rho", "-1"), "rho must be a number >= 0"),
+        (("--rho", "long"), "rho: expected a number or a fraction such as 8/255, got 'long'"),
+        (("--beta", "1/0"), "beta: '1/0' divides by zero"),
     ],
 )
 def test_bad_words_are_one_message(run: Path, words: tuple[str, ...], fault: str) -> None:

@@ -9,9 +9,8 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import check_out
+from flatrock.cli.shared import check_out, numeric
 from flatrock.core.device import pick_device
-from flatrock.core.numbers import number
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.recipes.certify import certify_run
@@ -71,8 +70,8 @@ def run(
         check_source(source, own | {"out": out}, "certify", threat=False)
         if out is not None:
             check_out(out)
-        smoothing = Smoothing(sigma=number(sigma), n0=n0, n=n, alpha=alpha)
-        radii, eps = _numbers(radius), _numbers(linf_eps)
+        smoothing = Smoothing(sigma=numeric("sigma", sigma), n0=n0, n=n, alpha=alpha)
+        radii, eps = _numbers("radius", radius), _numbers("linf-eps", linf_eps)
         with TerminalProgress() as progress:
             found, stored = certify_run(
                 ForeignModel(**own, which=which) if source is None else source,
@@ -96,8 +95,8 @@ def run(
         say(f"drew {draw_certified({_name(found): found}, stored.with_suffix('.png'), radii=wanted)}")
 
 
-def _numbers(text: str) -> list[float]:
-    return [number(part) for part in text.split(",") if part.strip()]
+def _numbers(option: str, text: str) -> list[float]:
+    return [numeric(option, part) for part in text.split(",") if part.strip()]
 
 
 def _name(found: Certificate) -> str:

@@ -10,10 +10,9 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
-from flatrock.cli.shared import beside, check_out, named, words
+from flatrock.cli.shared import beside, check_out, named, numeric, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import StateError
-from flatrock.core.numbers import number
 from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
 from flatrock.recipes.checkpoints import checkpoints
@@ -111,10 +110,11 @@ def run(
     with friendly(AGAIN):
         check_sources(sources or [], own, "measure")
         sampling = Sampling(on=on, images=images, attack=attack, precision=precision, batch_size=batch_size, seed=seed)
-        settings = Settings(**curved, gamma=number(gamma), rho=number(rho), sigma0=number(sigma0))
+        curved |= {k: numeric(k, v) for k, v in {"gamma": gamma, "rho": rho, "sigma0": sigma0}.items()}
+        settings = Settings(**curved)
         prefix = named(out) or beside([Path()] if any_given(own) else sources or [], "curvature")
         check_out(*_files(prefix))
-        how: dict[str, Any] = {"beta": None if beta is None else number(beta), "folder": prefix.parent}
+        how: dict[str, Any] = {"beta": None if beta is None else numeric("beta", beta), "folder": prefix.parent}
         how |= {"data_folder": data_dir, "device": pick_device(device), "resume": resume}
         found = _found(sources or [], words(which))
         found += [ForeignModel(**own, which=which)] if any_given(own) else []

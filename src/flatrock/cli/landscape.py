@@ -10,10 +10,9 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
-from flatrock.cli.shared import beside, check_out, named, words
+from flatrock.cli.shared import beside, check_out, named, numeric, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
-from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
 from flatrock.diagnostics.surface import Landscape
 from flatrock.recipes.checkpoints import checkpoints
@@ -98,14 +97,14 @@ def run(
     asked |= {"attack": attack, "seed": seed, "batch_size": batch_size, "precision": precision}
     with friendly(AGAIN):
         check_sources(sources or [], own, "measure")
-        far = None if span is None else number(span)
+        far = None if span is None else numeric("span", span)
         plan = Plan(**asked, span=far, ids=None if ids is None else _numbers(ids))
         prefix = named(out) or beside([Path()] if any_given(own) else sources or [], f"landscape-{plan.kind}")
         check_out(*_files(prefix))
         where = pick_device(device)
         foreign = ForeignModel(**own, which=which) if any_given(own) else None
         found = look(sources or [], plan, words(which), foreign=foreign, data_folder=data_dir)
-        at = _radius(plan, found, None if radius is None else number(radius))
+        at = _radius(plan, found, None if radius is None else numeric("radius", radius))
         how: dict[str, Any] = {"folder": prefix.parent, "data_folder": data_dir, "device": where, "resume": resume}
         with TerminalProgress() as progress:
             records = measured(found, plan, how, progress)

@@ -20,10 +20,9 @@ from flatrock.cli.landscape import (
     Precision,
     Seed,
 )
-from flatrock.cli.shared import beside, check_out, named, words
+from flatrock.cli.shared import beside, check_out, named, numeric, words
 from flatrock.core.device import pick_device
 from flatrock.core.files import json_text, write_atomic
-from flatrock.core.numbers import number
 from flatrock.core.provenance import birth_certificate
 from flatrock.diagnostics.overfit import Study
 from flatrock.recipes.landscape_plan import Plan
@@ -62,7 +61,7 @@ def run(
         check_out(*_files(prefix))
         where = pick_device(device)
         plan = sharpness_plan(
-            number(radius),
+            numeric("radius", radius),
             directions=directions,
             on=on,
             images=images,

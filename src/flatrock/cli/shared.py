@@ -1,4 +1,4 @@
-"""What commands share: which of several runs or files are meant, and where what they write goes."""
+"""What commands share: numbers, which of several runs or files are meant, and where what they write goes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from flatrock.cli.console import say
 from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.numbers import number
 
 T = TypeVar("T")
 
@@ -29,6 +30,14 @@ def words(text: str) -> list[str]:
     if not found:
         raise ConfigError(f"which names no checkpoint, got {text!r}; name some, such as best,last or kept")
     return found
+
+
+def numeric(option: str, text: str) -> float:
+    """The number an option is given as text; commands take several such options, so a fault says which one it is."""
+    try:
+        return number(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def named(out: Path | None) -> Path | None:
