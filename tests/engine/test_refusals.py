@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from flatrock.core.errors import ConfigError, StateError
@@ -105,6 +106,17 @@ def test_what_is_no_run_is_called_what_it_is(tmp_path: Path) -> None:
         load_model(tmp_path / "mine.yaml")
     with pytest.raises(ConfigError, match=r"a run is named by its folder or a checkpoint file, got 3"):
         load_model(3)  # type: ignore[arg-type]
+
+
+def test_weights_of_other_projects_are_told_from_damage(tmp_path: Path) -> None:
+    state = nn.Linear(2, 2).state_dict()
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "b.pt")
+    torch.save(state, tmp_path / "c.pth", _use_new_zipfile_serialization=False)
+    for file in sorted(tmp_path.iterdir()):
+        with pytest.raises(StateError, match=r"not a flatrock checkpoint.*--weights.*load_foreign") as caught:
+            load_model(file)
+        assert "damaged" not in str(caught.value)
 
 
 def test_resume_and_overwrite_exclude_each_other(make_job: MakeJob, run: Path) -> None:

@@ -15,6 +15,9 @@ from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, write_atomic
 
 FORMAT = "flatrock.checkpoint/1"
+# How files of torch.save begin: zip archives, and pickles as torch wrote them before 1.6.
+_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+_FOREIGN = "weights of other projects are given with --weights (in Python: flatrock.recipes.foreign.load_foreign)"
 
 
 def digest(tensors: Mapping[str, Tensor], meta: str) -> str:
@@ -54,11 +57,15 @@ def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dic
             header = f.metadata() or {}
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        if _is_torch_file(path):
+            raise StateError(f"{path} is a torch file, not a flatrock checkpoint; {_FOREIGN}") from error
         raise StateError(
             f"{path} is damaged and cannot be read ({error}); use another checkpoint of the run"
         ) from error
     if header.get("format") != FORMAT:
-        raise StateError(f"{path} is not a flatrock checkpoint (format {header.get('format')!r}, expected {FORMAT!r})")
+        raise StateError(
+            f"{path} is not a flatrock checkpoint (format {header.get('format')!r}, expected {FORMAT!r}); {_FOREIGN}"
+        )
     if digest(tensors, header.get("meta", "")) != header.get("digest"):
         raise StateError(f"{path} is damaged (its digest does not match); use another checkpoint of the run")
     meta = dict(json.loads(header["meta"]))
@@ -67,3 +74,11 @@ def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dic
             f"{path} holds a {meta.get('role')!r} checkpoint where {role!r} belongs; put the right file back"
         )
     return tensors, meta
+
+
+def _is_torch_file(path: Path) -> bool:
+    try:
+        with path.open("rb") as f:
+            return f.read(4) in _TORCH
+    except OSError:
+        return False
