@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from flatrock.cli.console import TerminalProgress, say, show
+from flatrock.core.errors import FlatrockError
 from flatrock.core.files import write_atomic
 from flatrock.core.threat import L2
 from flatrock.data.catalog import load_data
@@ -96,4 +98,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FlatrockError as error:
+        sys.exit(f"error: {error}")

@@ -98,10 +98,12 @@ def main() -> None:
     """Train, evaluate, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/digits_table"))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="2 or more")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error(f"--seeds must be 2 or more, got {options.seeds}: one seed has no spread")
     torch.set_num_threads(1)
     found: dict[str, list[dict[str, Any]]] = {}
     with TerminalProgress() as progress:

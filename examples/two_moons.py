@@ -201,6 +201,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/two_moons.json"))
     parser.add_argument("--figure", type=Path, default=Path("docs/figures/two_moons.png"))
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error(f"--seeds must be 2 or more, got {options.seeds}: one seed has no spread")
     torch.set_num_threads(1)
     begun = time.monotonic()
     certificate = birth_certificate(device="cpu", seed=0, command=" ".join(sys.argv), jobs=options.jobs)
