@@ -99,7 +99,10 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StateError(f"cannot create run folder {self.path}: {error.strerror}") from error
+            raise StateError(
+                f"cannot create run folder {self.path}: {error.strerror}; choose another with --run-dir "
+                "(in Python: folder=...)"
+            ) from error
 
     def check_resumable(self) -> None:
         """Refuse early, and without leaving a trace, where there is nothing to resume."""
