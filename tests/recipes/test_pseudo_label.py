@@ -139,7 +139,7 @@ def test_existing_files_are_left_alone(teacher: Path, images: Path, tmp_path: Pa
         ({"image": np.zeros((3, 8, 8, 1), np.float32)}, r"image must be uint8 \[M, H, W, C\], got float32"),
         ({"image": np.zeros((0, 8, 8, 1), np.uint8)}, "is empty"),
         ({"image": np.zeros((3, 8, 8, 1), np.uint8), "label": np.array([-1, 4, -1])}, "already has 1 labels"),
-        ({"pictures": np.zeros((3, 8, 8, 1), np.uint8)}, r"lacks an array \(image\)"),
+        ({"pictures": np.zeros((3, 8, 8, 1), np.uint8)}, r"lacks an array \(image\); .*; `label` is left out or -1"),
     ],
     ids=["size", "channels", "type", "empty", "labelled", "name"],
 )

@@ -16,12 +16,13 @@ from flatrock.core.files import write_atomic
 from flatrock.data.dataset import UNLABELLED, Dataset, check
 
 NEEDS = "an .npz file with `image` uint8 [M, H, W, C] and `label` integers [M], -1 where there is no label"
+NEEDS_UNLABELLED = "an .npz file with `image` uint8 [M, H, W, C]; `label` is left out or -1 throughout"
 Array = np.ndarray[Any, Any]
 
 
 def load(path: Path, *, num_classes: int) -> Dataset:
     """uint8 [M, C, H, W] with the labels of the file; label -1 (unlabelled) is kept."""
-    arrays = _arrays(path)
+    arrays = _arrays(path, NEEDS)
     if "label" not in arrays:
         raise DataError(f"{path} lacks an array (label); needed is {NEEDS}. `flatrock pseudo-label` makes labels")
     return _dataset(path, arrays["image"], arrays["label"], num_classes)
@@ -29,7 +30,7 @@ def load(path: Path, *, num_classes: int) -> Dataset:
 
 def load_unlabelled(path: Path, *, num_classes: int) -> Dataset:
     """The same for images to be labelled: `label` is left out or -1 throughout, so that none is lost."""
-    arrays = _arrays(path)
+    arrays = _arrays(path, NEEDS_UNLABELLED)
     image = arrays["image"]
     label = arrays.get("label", np.full(image.shape[:1], UNLABELLED))
     if label.dtype.kind in "iu" and (label != UNLABELLED).any():
@@ -60,10 +61,10 @@ def _dataset(path: Path, image: Array, label: Array, num_classes: int) -> Datase
     return check(Dataset(path.name, x, y, num_classes), unlabelled=True)
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def _arrays(path: Path, needs: str) -> dict[str, Array]:
     """`image`, and `label` if it is there."""
     if not path.is_file():
-        raise DataError(f"{path} not found; extra data is {NEEDS}. It is not downloadable here: its makers publish it")
+        raise DataError(f"{path} not found; needed is {needs}. It is not downloadable here: its makers publish it")
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in ("image", "label") if name in content}
@@ -71,5 +72,5 @@ def _arrays(path: Path) -> dict[str, Array]:
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is truncated, corrupt or not an .npz file ({error}); get a fresh copy") from error
     if "image" not in arrays:
-        raise DataError(f"{path} lacks an array (image); needed is {NEEDS}")
+        raise DataError(f"{path} lacks an array (image); needed is {needs}")
     return arrays
