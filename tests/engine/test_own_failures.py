@@ -16,6 +16,8 @@ from flatrock.core.errors import ConfigError, ModelError, TrainingError
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
+from flatrock.recipes.cost import estimate
+from flatrock.recipes.load import load_recipe
 from flatrock.recipes.train import train_recipe
 
 MakeJob = Callable[..., Job]
@@ -81,6 +83,8 @@ def test_networks_that_cannot_be_trained(own: Path, name: str, words: str) -> No
     with pytest.raises(ModelError, match=words):
         train_recipe("digits_at", folder=own / "run", **{"model.name": f"trial_nets:{name}"})
     assert not (own / "run").exists()
+    with pytest.raises(ModelError, match=words):  # what `flatrock check` asks
+        estimate(load_recipe("digits_at", {"model.name": f"trial_nets:{name}"}), device=torch.device("cpu"))
 
 
 def test_looking_changes_nothing(own: Path, plain_job: MakeJob) -> None:

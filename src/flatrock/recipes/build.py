@@ -117,7 +117,7 @@ def _certificate(
 def _placed(recipe: Recipe, device: torch.device, engine: Engine, *, rows: int) -> Classifier:
     """The network on its device; in reduced precision in the memory layout tensor cores read fastest."""
     model = build_model(recipe).to(device)
-    _check_training(model, rows=rows)
+    check_training(model, rows=rows)
     if device.type == "cuda" and engine.precision == "bfloat16":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
@@ -170,7 +170,7 @@ def check_fit(model: Classifier, data: Dataset) -> None:
         raise ConfigError(f"model.num_classes is {model.num_classes}, but {data.name!r} has {data.num_classes} classes")
 
 
-def _check_training(model: Classifier, *, rows: int) -> None:
+def check_training(model: Classifier, *, rows: int) -> None:
     """A network of the user's, seen in eval mode until now, gives float32 features in train mode; a copy is asked."""
     if not isinstance(model, Adapted):
         return

@@ -17,7 +17,7 @@ from flatrock.core.types import PathAttack
 from flatrock.data.catalog import info
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.recipes.build import build_attack, build_flatness
+from flatrock.recipes.build import build_attack, build_flatness, check_training
 from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.pieces import build_model
 from flatrock.recipes.schema import Recipe
@@ -46,6 +46,7 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
     """Estimate the cost of a recipe; the data need not be there. `samples` to train on, if only their files know."""
     samples = samples or _samples(recipe)
     model = build_model(recipe).to(device).eval()
+    check_training(model, rows=min(recipe.train.batch_size, 2))  # two are enough for BatchNorm
     attack = build_attack(recipe)
     inner = 0 if attack is None else attack.passes(model.num_classes)
     outer, asked = _outer(recipe, inner), _helped(recipe)
