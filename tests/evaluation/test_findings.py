@@ -133,7 +133,9 @@ def test_all_faults_of_a_plan_are_listed_at_once() -> None:
     ],
 )
 def test_labels_are_given_once(attacks: list[Any], label: str) -> None:
-    with pytest.raises(ConfigError, match=f"attack label '{label}' is taken; give one of the two a 'label'"):
+    with pytest.raises(
+        ConfigError, match=f"attack label '{label}' is taken; leave one of the two out, or in Python and in recipes"
+    ):
         make_plan(attacks)
 
 

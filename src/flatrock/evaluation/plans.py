@@ -103,7 +103,10 @@ def make_plan(
             continue
         names = [made[0].plan or made[0].label, *(step.label for step in made)]  # those inside a plan are labels too
         if clash := next((name for name in names if name in taken), None):
-            faults.append(f"attack label {clash!r} is taken; give one of the two a 'label' of its own")
+            faults.append(
+                f"attack label {clash!r} is taken; leave one of the two out, or in Python and in recipes give it a "
+                "'label' of its own, as in {name: pgd, steps: 20, label: mine}"
+            )
         taken.update(names)
         steps |= {step.label: step for step in made}
     if faults:
