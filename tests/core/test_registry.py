@@ -85,7 +85,7 @@ def test_a_name_is_given_once() -> None:
 
 def test_unknown_describes_any_value() -> None:
     assert unknown("start", None, ["zero", "gaussian"]) == "unknown start None; known: gaussian, zero"
-    assert unknown("start", 3, []) == "unknown start 3; known: "
+    assert unknown("start", 3, []) == "unknown start 3; known: none"
 
 
 def test_faults_of_config_errors_are_listed_line_by_line() -> None:

@@ -22,7 +22,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     lower = {c.lower(): c for c in choices}
     near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
     hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-    listed = ", ".join(choices)
+    listed = ", ".join(choices) or "none"
     if len(choices) > MANY:
         alike = difflib.get_close_matches(str(name).lower(), lower, n=12, cutoff=0.3)
         listed = f"{len(choices)} of them, such as {', '.join(lower[a] for a in alike) or choices[0]}"
