@@ -204,6 +204,16 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
+@pytest.mark.parametrize("command", ["report", "report-speed"])
+def test_a_page_takes_the_place_of_nothing_else(tmp_path: Path, command: str) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text("{}")
+    done = flatrock(command, mine, "--out", mine)
+    assert done.exit_code == 2
+    assert done.stderr == f"error: out: {mine} must end in .md\n"
+    assert mine.read_text() == "{}"
+
+
 def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path) -> None:
     check_out(tmp_path / "x.json", tmp_path / "new" / "folder" / "x.json")
     assert list(tmp_path.iterdir()) == []

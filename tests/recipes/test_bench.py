@@ -147,3 +147,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [c["recipe"] for c in stored["costs"]] == ["digits_at", "digits_trades"]
     assert stored["provenance"]["rounds"] == 2
     assert [p.name for p in tmp_path.iterdir()] == ["b.json"], "nothing but the file asked for"
+
+
+def test_the_command_writes_over_measurements_only(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"schema": "flatrock.results/1"}')
+    done = CliRunner().invoke(app, ["bench", "digits_at", "--out", str(mine), "--device", "cpu"])
+    assert done.exit_code == 2
+    assert f"{mine} exists and is no file of `flatrock bench`; it is left alone" in done.output
+    assert mine.read_text() == '{"schema": "flatrock.results/1"}'

@@ -93,6 +93,14 @@ def test_an_override_below_a_value_is_refused() -> None:
         load_recipe("digits_at", ["train.epochs.more=3"])
 
 
+def test_what_a_recipe_says_about_itself_is_not_said_of_one_built_on_it(tmp_path: Path) -> None:
+    write(tmp_path, "mine", "base: cifar10_at_linf\nabout: {summary: mine}\n")
+    about = load_recipe(tmp_path / "mine.yaml").about
+    assert (about.summary, about.source, about.expect, about.time) == ("mine", "", "", "")
+    assert load_recipe(write(tmp_path, "yours", "base: mine\n")).about.summary == ""
+    assert load_recipe("cifar10_short_at").about.source, "the library's bases speak for its recipes"
+
+
 def test_base_sections_merge_key_by_key(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, "mine", "base: cifar10_at_linf\ndata: {augment: {cutout: 8}}\n"))
     assert recipe.data.name == "cifar10"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -230,7 +231,14 @@ def test_the_command_refuses_two_runs_alike_and_other_files(tmp_path: Path) -> N
     assert "same recipe and seed" in done.output
     other = tmp_path / "other.json"
     other.write_text("{}")
-    done = flatrock("results", runs[0], "--add", "--out", other)
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text("{")
+    for file, words in itertools.product((other, damaged), ([], ["--add"])):
+        before = file.read_text()
+        done = flatrock("results", runs[0], *words, "--out", file)
+        assert done.exit_code == 2
+        assert f"{file} exists and is no results file; it is left alone" in done.output
+        assert file.read_text() == before
+    done = flatrock("results", runs[0], "--out", tmp_path / "rows.yaml")
     assert done.exit_code == 2
-    assert "not a results file" in done.output
-    assert other.read_text() == "{}"
+    assert "rows.yaml must end in .json" in done.output

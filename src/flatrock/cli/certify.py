@@ -127,5 +127,6 @@ def _noise_note(found: Certificate) -> str:
         return f"not a run: it is not known whether it was trained on noise of sigma {sigma:g}, which certifies most"
     trained = found.provenance["trained_with"]
     if trained is None:
-        return "trained without Gaussian noise, which smoothing adds; recipes with noise: digits_smooth"
+        with_noise = f"attack: {{name: gaussian, sigma: {sigma:g}}}"
+        return f"trained without Gaussian noise, which smoothing adds; a recipe trains with it that has {with_noise}"
     return "" if trained == sigma else f"trained with noise of sigma {trained:g}; the same sigma usually certifies most"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say
-from flatrock.cli.shared import check_out, recognised
+from flatrock.cli.shared import check_page, recognised
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_atomic
 from flatrock.core.rows import read_rows
@@ -31,7 +31,7 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
     """Write the page of results: one table per protocol beside the papers' figures, and what became of their claims."""
     with friendly():
         picture = out.with_suffix(".png")
-        check_out(out, picture)
+        check_page(out, picture)
         found = recognised(results, read_rows, "flatrock results")
         beside = results[0].parent / "papers.yaml"
         if papers is None and not beside.exists():

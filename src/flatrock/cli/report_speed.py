@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say
-from flatrock.cli.shared import check_out, recognised
+from flatrock.cli.shared import check_page, recognised
 from flatrock.core.costs import Bench, read_bench
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_atomic
@@ -27,7 +27,7 @@ Targets = Annotated[
 def run(benches: Files, out: Out, targets: Targets = None) -> None:
     """Write the page of speed targets: what was to be reached, what was measured, and on what machine."""
     with friendly():
-        check_out(out)
+        check_page(out)
         asked = read_targets(targets or benches[0].parent / "speed_targets.yaml")
         found: dict[str, Bench] = {}
         for file, bench in recognised(benches, read_bench, "flatrock bench"):

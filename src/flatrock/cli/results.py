@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say, show
-from flatrock.cli.shared import check_out
-from flatrock.core.errors import ConfigError, StateError
+from flatrock.cli.shared import check_json
+from flatrock.core.errors import ConfigError
 from flatrock.core.rows import Row, read_rows, write_rows
 from flatrock.recipes.results import collect_run
 from flatrock.reports.results import overview
@@ -25,7 +25,7 @@ Add = Annotated[
 def run(runs: Runs, out: Out, add: Add = False) -> None:
     """Collect what runs and their evaluations say into one file, for `flatrock report`."""
     with friendly():
-        check_out(out)
+        check_json(out, read_rows, "results file")
         rows = [collect_run(path) for path in runs]
         twice = {r for r in map(_key, rows) if list(map(_key, rows)).count(r) > 1}
         if twice:
@@ -50,8 +50,5 @@ def _key(row: Row) -> tuple[str, int, tuple[str, ...]]:
 
 
 def _added(out: Path, rows: list[Row]) -> list[Row]:
-    old = read_rows(out)
-    if old is None:
-        raise StateError(f"{out} is not a results file; choose another --out")
     new = {_key(row) for row in rows}
-    return [row for row in old if _key(row) not in new] + rows
+    return [row for row in read_rows(out) or [] if _key(row) not in new] + rows

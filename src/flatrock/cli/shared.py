@@ -60,6 +60,26 @@ def check_out(*files: Path, option: str = "--out") -> None:
             raise StateError(f"cannot write {file}: {error.strerror or error}; choose another {option}") from error
 
 
+def check_json(out: Path, read: Callable[[Path], object], what: str) -> None:
+    """As check_out, of a JSON file: it may take the place of one that `read` knows (None: it does not), of no other."""
+    check_out(out)
+    if out.suffix != ".json":
+        raise ConfigError(f"out: {out} must end in .json")
+    try:
+        known = not out.exists() or read(out) is not None
+    except StateError:
+        known = False
+    if not known:
+        raise StateError(f"{out} exists and is no {what}; it is left alone, choose another --out")
+
+
+def check_page(out: Path, *pictures: Path) -> None:
+    """As check_out, of a page that is written anew every time: nothing but a page can be lost."""
+    check_out(out, *pictures)
+    if out.suffix != ".md":
+        raise ConfigError(f"out: {out} must end in .md")
+
+
 def beside(sources: Sequence[Path], name: str) -> Path:
     """Where figures go unless told: into the folder of the run, or into the one that holds the runs."""
     folders = {source if source.is_dir() else source.parent for source in sources}

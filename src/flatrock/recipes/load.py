@@ -59,24 +59,26 @@ def _find(source: str | Path) -> Path:
 def _merged(path: Path, name: str, seen: tuple[tuple[Path, str], ...]) -> dict[str, Any]:
     """The file's content laid over its base's; of a table, what its rows share and then the row called `name`.
 
-    A name is not passed on: a run would go where that of the base, or of another row, goes.
+    A name is not passed on: a run would go where that of the base, or of another row, goes. Nor, to a file of the
+    user's, is what a base says about itself: its source, accuracy and time are not those of a recipe that differs.
     """
     if (path, name) in seen:
         raise ConfigError(f"recipe {path} is its own base: {' -> '.join([n for _, n in seen] + [name])}")
     raw = _read(path)
     if path.parent == TABLES:
         row = {key: _spelled_out(key, value) for key, value in raw.pop("rows")[name].items()}
-        raw = overlay(_nameless(raw), row)
+        raw = overlay(_without(raw, "name"), row)
     base = raw.pop("base", None)
     if base is None:
         return raw
     beside = path.parent / f"{base}.yaml"
     parent = beside if beside.is_file() else _find(str(base))
-    return overlay(_nameless(_merged(parent, str(base), (*seen, (path, name)))), raw)
+    own = ["name"] if LIBRARY in path.parents else ["name", "about"]
+    return overlay(_without(_merged(parent, str(base), (*seen, (path, name))), *own), raw)
 
 
-def _nameless(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in raw.items() if key != "name"}
+def _without(raw: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if key not in keys}
 
 
 def _read(path: Path) -> dict[str, Any]:
