@@ -61,6 +61,17 @@ def test_proposals_start_from_the_best_point(conv_net: Make, images: Make, right
         score = margin(model.model(best), y)
 
 
+def test_a_proposal_that_is_only_as_good_is_not_taken(threat: Threat, images: Make) -> None:
+    """A model that says the same everywhere leaves every sample at its random start."""
+    x = images(8)
+    y = torch.zeros(8, dtype=torch.int64)
+    gen = gen_for(x)
+    best, _, _ = search(
+        lambda x: x.new_tensor([[1.0, 0.0]]).expand(len(x), 2), x, y, squares_for(threat), gen, queries=9
+    )
+    assert torch.equal(best, squares_for(threat).start(x, gen.child("start")))
+
+
 def test_a_broken_sample_keeps_the_point_that_broke_it(
     threat: Threat, conv_net: Make, images: Make, right_labels: Make
 ) -> None:
