@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import ThreatError
-from flatrock.core.types import Point
+from flatrock.core.hooks import Penalty
+from flatrock.core.types import Parts, Point
 from flatrock.data.loader import Batch
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
-from flatrock.engine.loss import run_passes
+from flatrock.engine.loss import joined, run_passes
 from flatrock.engine.runner import Runner
 from flatrock.engine.step import train_step
 
@@ -235,3 +236,29 @@ def test_mixup_recipe_runs(make_job: MakeJob, tmp_path: Path) -> None:
     assert run.status == "truncated"
     assert 0 < run.last.terms["ce_adv"] < 10
     assert not equal(before, weights(job))
+
+
+def test_soft_labels_take_weight_from_the_true_labels_alone() -> None:
+    """Both factors multiply ce, ce_adv and boost; every other term, and what methods add, keeps its weight."""
+    weights = {"ce": 1.0, "ce_adv": 2.0, "boost": 3.0, "kl": 6.0, "wkl": 5.0, "ce_helper": 0.5, "pair_logits": 0.7}
+    terms = {name: torch.tensor(float(i), dtype=torch.float64) for i, name in enumerate(weights, 1)}
+    added = [
+        Penalty({"s2o": torch.tensor(10.0)}, {"s2o": 0.3}, label_factor=0.7),
+        Penalty({"rat_first": torch.tensor(20.0)}, {"rat_first": 0.2}, label_factor=0.8),
+        Penalty({"trace": torch.tensor(30.0)}, {"trace": 1e-4}),
+    ]
+    whole = joined(Parts(terms, weights), added)
+    labels = {name: 0.7 * 0.8 * weights[name] for name in ("ce", "ce_adv", "boost")}
+    assert whole.weights == pytest.approx({**weights, **labels, "s2o": 0.3, "rat_first": 0.2, "trace": 1e-4})
+    assert float(whole.total) == pytest.approx(0.56 * (1 + 4 + 9) + 24 + 25 + 3 + 4.9 + 3 + 4 + 3e-3)
+
+
+def test_when_a_step_happens(make_job: MakeJob, tmp_path: Path) -> None:
+    """Epochs from 1, steps from 0, and a share of training that is 0 at the first step and 1 at the last."""
+    job = make_job(tmp_path)
+    steps = len(job.loader)
+    assert steps > 1
+    moments = [job.moment(step) for step in range(job.epochs * steps)]
+    assert [m.epoch for m in moments] == [epoch for epoch in range(1, job.epochs + 1) for _ in range(steps)]
+    assert [m.step for m in moments] == list(range(job.epochs * steps))
+    assert [m.share for m in moments] == [i / (len(moments) - 1) for i in range(len(moments))]
