@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,26 @@ def test_statistics_are_recomputed_on_the_inputs_of_the_loss(make_job: MakeJob, 
         *trained, again, last = seen
     assert torch.equal(again, trained[0])
     assert torch.equal(last, trained[1])
+
+
+def test_statistics_are_recomputed_on_inputs_attacked_at_the_averaged_weights(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """The average is attacked in eval mode, while it still has the live statistics, and then passed in train mode."""
+    job = make_job(tmp_path / "run", objective={"name": "at"}, flatness=[{**SWA[0], "bn": "recompute", "batches": 2}])
+    run_steps(job, 3)
+    mean = deepcopy(job.model).eval().requires_grad_(False)
+    mean.load_state_dict({**mean.state_dict(), **job.flatness["swa"].average()})
+    seen: list[Tensor] = []
+    first = next(m for m in job.model.modules() if isinstance(m, nn.Conv2d))
+    first.register_forward_pre_hook(lambda m, x: seen.append(x[0].detach().clone()) if m.training else None)
+    with averaged(job, job.flatness["swa"], step=2):
+        assert len(seen) == 2
+    assert job.attack is not None
+    for batch, got in zip(job.loader.epoch(0), seen, strict=False):
+        gen = job.seed.child("attack", 2).samples(batch.ids)
+        torch.testing.assert_close(got, job.attack(mean, batch.x, batch.y, job.threat, gen), rtol=0, atol=1e-6)
+        assert not torch.allclose(got, batch.x, atol=1e-2)
 
 
 def scripted(job: Job, raw: list[float], mean: list[float]) -> Job:
