@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from flatrock.attacks.langevin import Langevin
 from flatrock.core.rng import Seed
 from flatrock.data.augment import mixup
 from flatrock.data.loader import Batch
+from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
-from flatrock.engine.loss import decayed
+from flatrock.engine.loss import Stage, decayed, objective_gradients
 from flatrock.engine.step import train_step
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
@@ -211,6 +213,37 @@ def test_mixup_trains_on_the_mixed_batch(tmp_path: Path) -> None:
         # Labels are mixed in single precision.
         np.testing.assert_allclose(got, w[name] - 0.3 * grads[name], rtol=0, atol=1e-7, err_msg=name)
     assert int(outcome.right) == int((z.argmax(1) == y.argmax(1)).sum())
+
+
+@pytest.mark.parametrize("alpha", [0.9, 0.4])
+def test_atent_descends_on_the_moving_average_over_its_walk(tmp_path: Path, alpha: float) -> None:
+    """loss <- (1 - alpha) loss + alpha CE(x'_k) after every step k, the x'_k constants; AWP climbs the same loss."""
+    job = moons_job(tmp_path, "at", momentum=0.0, weight_decay=0.0)
+    walk = Langevin(steps=K, step_size=STEP_SIZE, noise=0.1, project="last", average=alpha)
+    object.__setattr__(job, "attack", walk)
+    job.model.train()
+    batch, w = batches(job)[0], weights(job)
+    x, hot = batch.x.numpy(), np.eye(2)[batch.y.numpy()]
+    gen = job.seed.child("attack", 7).samples(batch.ids)
+    x_adv = np.clip(x + EPS * np.sign(gen.child("start").normal(batch.x).numpy()), 0, 1)
+    loss, grads = 0.0, {name: np.zeros_like(value) for name, value in w.items()}
+    for k in range(1, K + 1):
+        z, inputs = forward(w, x_adv)
+        _, g = backward(w, inputs, softmax(z) - hot)
+        noise = 0.1 * np.sqrt(2 * STEP_SIZE) * gen.child("noise", k).normal(batch.x).numpy()
+        x_adv = x_adv + STEP_SIZE * np.sign(g) + noise
+        x_adv = np.clip(x + np.clip(x_adv - x, -EPS, EPS) if k == K else x_adv, 0, 1)
+        z, inputs = forward(w, x_adv)
+        new, _ = backward(w, inputs, (softmax(z) - hot) / len(x))
+        loss = (1 - alpha) * loss - alpha * np.log(softmax(z)[hot > 0]).mean()
+        grads = {name: (1 - alpha) * grads[name] + alpha * new[name] for name in w}
+    stage = Stage(job, batch.x, batch.y, batch.ids, job.moment(7))
+    for name, got in objective_gradients(stage, {}, craft(stage, {})).items():
+        np.testing.assert_allclose(got.numpy(), grads[name], rtol=0, atol=1e-12, err_msg=name)
+    outcome = train_step(job, batch, step=7, guard=True)
+    assert float(outcome.losses["total"]) == pytest.approx(loss, abs=1e-12)
+    for name, value in weights(job).items():
+        np.testing.assert_allclose(value, w[name] - 0.3 * grads[name], rtol=0, atol=1e-12, err_msg=name)
 
 
 def test_attack_numbers_belong_to_seed_step_and_sample(tmp_path: Path) -> None:
