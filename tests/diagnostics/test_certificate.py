@@ -73,6 +73,29 @@ def test_accuracies_follow_from_votes() -> None:
     assert found.radii[0] == found.smoothing.largest_radius
 
 
+def test_only_votes_for_the_class_that_was_chosen_count() -> None:
+    """Another class may win the fresh votes: it was not chosen before they were counted, so they prove nothing."""
+    found = votes([[1, 99, 0]], top=torch.tensor([0]))
+    assert found.radii.tolist() == [0]
+    assert (found.abstained, found.certified(0)) == (1, 0)
+    assert found.predictions.tolist() == [1]
+
+
+def test_the_votes_that_count_are_not_those_that_chose() -> None:
+    """n0 draws choose, n others bound: a bound on votes that also chose would be wrong more often than alpha."""
+    model, x, y, _ = halfspace()
+    seen: list[Tensor] = []
+    handle = model.register_forward_hook(lambda m, inputs, logits: seen.append(inputs[0]))
+    found = certify(model, x[:1], y[:1], replace(QUICK, n0=20, n=30), batch_size=64)
+    handle.remove()
+    chose, counted = seen[-2:]
+    assert (len(chose), len(counted)) == (20, 30)
+    assert len(torch.cat([chose, counted]).unique(dim=0)) == 50
+    with torch.no_grad():
+        assert int(found.top[0]) == int(model(chose).argmax(1).bincount(minlength=2).argmax())
+        assert found.counts[0].tolist() == model(counted).argmax(1).bincount(minlength=2).tolist()
+
+
 def test_the_curve_falls_and_ends_where_votes_end() -> None:
     found = votes(FIVE)
     shares = [found.certified(r) for r in torch.linspace(0, 1, 200).tolist()]
