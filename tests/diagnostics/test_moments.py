@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 
 import pytest
 import torch
@@ -104,6 +105,19 @@ def test_it_makes_as_many_products_as_announced(sketch: int, probes: int) -> Non
     operator = Counted(MATRIX)
     moments(operator, sketch=sketch, probes=probes, seed=Seed(0))
     assert operator.columns == products(SIZE, sketch=sketch, probes=probes) == 2 * sketch + probes
+
+
+def test_the_error_of_a_spread_from_blocks_is_that_of_its_parts() -> None:
+    """The trace and the sum of squares move on their own: d spread = d square / 2ns - trace d trace / n^2 s."""
+    whole = Moments(5, Estimate(7.0, 1.0, 8), Estimate(20.0, 0.3, 8), Estimate(1.4, 0.1, 8))
+    parts = [
+        dataclasses.replace(whole, count=n, trace=Estimate(t, e, 8)) for n, t, e in ((2, 1.0, 0.06), (3, 2.0, 0.08))
+    ]
+    found = with_trace_of(whole, parts)
+    assert found.trace == Estimate(3.0, pytest.approx(0.1), 8)
+    spread = math.sqrt(20 / 5 - (3 / 5) ** 2)
+    assert found.spread.value == pytest.approx(spread)
+    assert found.spread.error == pytest.approx(math.hypot(0.3 / (2 * 5 * spread), 3 * 0.1 / (25 * spread)))
 
 
 def test_a_trace_block_by_block_is_more_certain() -> None:

@@ -60,6 +60,24 @@ def test_more_awp_steps_find_no_less() -> None:
     assert rises == sorted(rises)
 
 
+@pytest.mark.parametrize(("steps", "top"), [(1, 0.3), (2, 0.3), (4, 0.0), (6, 0.0)])
+def test_of_an_ascent_that_overshoots_the_highest_point_counts(steps: int, top: float) -> None:
+    """log(1 + exp(5 cos w)) from w = 0.3 with gamma 4: to -0.9, which is lower, and back to the top in steps of 0.3."""
+
+    class Hill(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(1, 1, bias=False).double()
+            nn.init.constant_(self.fc.weight, 0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([torch.zeros_like(x), 5 * self.fc(x).cos()], 1)
+
+    at = LossSurface(Hill(), torch.ones(2, 1, dtype=torch.float64), torch.zeros(2, dtype=torch.int64), batch_size=2)
+    height = [math.log1p(math.exp(5 * math.cos(w))) for w in (top, 0.3)]
+    assert awp_rise(at, gamma=4, steps=steps).rise == pytest.approx(height[0] - height[1], abs=1e-12)
+
+
 def test_the_awp_rise_of_a_layer_linear_in_its_weights_is_at_most_its_bound() -> None:
     """|L(w + v) - L(w)| <= sqrt(2) max_i ||x_i|| ||v||: the gradient of CE w.r.t. logits is no longer than sqrt(2)."""
     net = nn.Sequential(nn.Linear(3, 3, bias=False)).double()
