@@ -111,6 +111,9 @@ def test_sharpness_is_the_mean_rise_by_the_trapezoid_rule() -> None:
     coarse = curve([3.0, 2.0, 3.0])
     assert coarse.sharpness == pytest.approx([0.5])
     assert coarse.rise_at(0.25) == pytest.approx([0.25]), "between grid points along a line"
+    tilted = curve([5.0, 3.0, 2.0, 2.5, 3.0])
+    assert tilted.rise_at(1) == pytest.approx([2.0]), "the mean of both sides"
+    assert tilted.rise_at(0.5) == pytest.approx([0.75])
     with pytest.raises(StateError, match="not to 2"):
         coarse.rise_at(2)
 
