@@ -21,6 +21,13 @@ from flatrock.objectives.mart import MART
 from flatrock.objectives.terms import cross_entropy, kl_per_sample
 from flatrock.objectives.trades import TRADES
 
+
+def test_defaults_are_the_papers() -> None:
+    assert TRADES() == TRADES(beta=6.0, forwards="paper")
+    assert MART() == MART(beta=5.0, form="paper")
+    assert ALP() == ALP(weight=0.5, pair="logits", stop_clean=False)
+
+
 # Gradients
 
 
