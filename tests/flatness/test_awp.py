@@ -130,14 +130,17 @@ def test_no_schedule_of_steps_leaves_the_constraint(steps: int, turns: int, step
         assert torch.equal(nudge.points[-1].x_adv, bench.x + (turns - 1)), "the loss sees the inputs attacked last"
 
 
-def test_two_small_steps_are_the_recursion_written_out() -> None:
+@pytest.mark.parametrize(("steps", "turns"), [(2, 1), (1, 2), (2, 2)])
+def test_small_steps_are_the_recursion_written_out(steps: int, turns: int) -> None:
+    """Each is gamma / (alternations * steps) long; every round but the first has inputs of its own."""
     bench, gamma = linear(), 0.02
-    shift = need(bench.nudge(AWP(gamma=gamma, steps=2))).shift["weight"]
+    shift = need(bench.nudge(AWP(gamma=gamma, steps=steps, alternations=turns))).shift["weight"]
     v = torch.zeros_like(W)
-    for _ in range(2):
-        w = (W + v).requires_grad_(True)
-        (g,) = torch.autograd.grad(F.cross_entropy(X_ADV @ w.T, Y), w)
-        v = v + gamma / 2 * W.norm() * g / g.norm()
+    for turn in range(turns):
+        for _ in range(steps):
+            w = (W + v).requires_grad_(True)
+            (g,) = torch.autograd.grad(F.cross_entropy((X_ADV + turn) @ w.T, Y), w)
+            v = v + gamma / (turns * steps) * W.norm() * g / g.norm()
     torch.testing.assert_close(shift, v, rtol=0, atol=1e-14)
 
 
