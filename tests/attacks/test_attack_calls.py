@@ -30,6 +30,13 @@ def case() -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, model(x).argmax(1)
 
 
+@pytest.mark.parametrize(
+    ("name", "loss", "start"), [("pgd", "ce", "uniform"), ("cw", "cw", "uniform"), ("kl-pgd", "kl", "gaussian")]
+)
+def test_what_a_name_alone_stands_for(name: str, loss: str, start: str) -> None:
+    assert parse_attack(name)[1] == GradientAttack(loss=loss, start=start, steps=20, noise=1e-3, restarts=1, eot=1)
+
+
 def test_the_spelling_of_evaluations_is_understood() -> None:
     model, x, y = case()
     told = attack("pgd", model, x, y, THREAT, steps=7, restarts=2)

@@ -74,6 +74,10 @@ def test_radii_follow_from_the_bound_and_vanish_below_one_half() -> None:
 # What numbers of votes can reach
 
 
+def test_the_numbers_of_votes_are_cohens() -> None:
+    assert Smoothing(sigma=0.25) == Smoothing(sigma=0.25, n0=100, n=100_000, alpha=0.001)
+
+
 def test_the_largest_radius_of_a_hundred_thousand_votes() -> None:
     assert Smoothing(sigma=0.12).largest_radius == pytest.approx(0.45737, abs=5e-6)
     assert Smoothing(sigma=0.25).largest_radius == pytest.approx(0.95286, abs=5e-6)
