@@ -319,3 +319,26 @@ def test_every_attack_of_a_step_sees_the_noise(
     for name, noise in first.items():
         size = float(job.model.get_parameter(name).detach().norm())
         assert 0 < float((second[name] - noise).norm()) < 0.02 * size < float(noise.norm())
+
+
+def test_ascent_and_loss_see_the_inputs_attacked_last(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWP in two rounds: each climbs on its own inputs, and the loss is that of the second."""
+    made: list[Tensor] = []
+
+    def spy(stage: Stage, shift: Any) -> tuple[Point, ...]:
+        points = craft(stage, shift)
+        made.append(points[-1].x_adv)
+        return points
+
+    monkeypatch.setattr("flatrock.engine.step.craft", spy)
+    job = make_job(tmp_path, objective={"name": "at"}, flatness=[{"name": "awp", "gamma": 0.1, "alternations": 2}])
+    job.model.train()
+    seen: list[Tensor] = []
+    first = next(m for m in job.model.modules() if isinstance(m, nn.Conv2d))
+    first.register_forward_pre_hook(lambda m, x: seen.append(x[0].detach().clone()) if m.training else None)
+    train_step(job, next(iter(job.loader.epoch(0))), step=0, guard=True)
+    one, two = made
+    assert not torch.equal(one, two)
+    assert [torch.equal(a, b) for a, b in zip(seen, (one, two, two), strict=True)] == [True] * 3
