@@ -19,7 +19,8 @@ from flatrock.engine.job import Job
 from flatrock.engine.loop import train
 from flatrock.engine.loss import joined, run_passes
 from flatrock.engine.runner import Runner
-from flatrock.engine.step import train_step
+from flatrock.engine.step import StepOutcome, train_step
+from flatrock.engine.watch import Watch
 
 MakeJob = Callable[..., Job]
 
@@ -262,3 +263,13 @@ def test_when_a_step_happens(make_job: MakeJob, tmp_path: Path) -> None:
     assert [m.epoch for m in moments] == [epoch for epoch in range(1, job.epochs + 1) for _ in range(steps)]
     assert [m.step for m in moments] == list(range(job.epochs * steps))
     assert [m.share for m in moments] == [i / (len(moments) - 1) for i in range(len(moments))]
+
+
+def test_an_epoch_is_the_mean_over_its_samples() -> None:
+    """Losses count every sample of a batch, accuracy those with a label."""
+    watch = Watch()
+    for step, (loss, right, labelled, samples) in enumerate([(2.0, 3, 4, 8), (5.0, 1, 4, 4)]):
+        outcome = StepOutcome({"total": torch.tensor(loss)}, torch.tensor(right), torch.tensor(labelled), samples)
+        watch.see(outcome, step)
+    assert watch.means() == {"total": pytest.approx((8 * 2 + 4 * 5) / 12)}
+    assert watch.accuracy() == 0.5
