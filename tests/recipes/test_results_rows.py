@@ -239,6 +239,14 @@ def test_the_command_refuses_two_runs_alike_and_other_files(tmp_path: Path) -> N
         assert done.exit_code == 2
         assert f"{file} exists and is no results file; it is left alone" in done.output
         assert file.read_text() == before
+    older = tmp_path / "older.json"
+    older.write_text('{"schema": "flatrock.results/0", "rows": []}')
+    done = flatrock("results", runs[0], "--add", "--out", older)
+    assert done.exit_code == 2
+    assert "expected 'flatrock.results/1'); write it again with `flatrock results`" in done.output
+    assert "flatrock.results/0" in older.read_text()
+    assert flatrock("results", runs[0], "--out", older).exit_code == 0, "it is written again"
+    assert [row.recipe for row in read_rows(older) or []] == [NAME]
     done = flatrock("results", runs[0], "--out", tmp_path / "rows.yaml")
     assert done.exit_code == 2
     assert "rows.yaml must end in .json" in done.output

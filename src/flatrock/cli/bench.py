@@ -10,7 +10,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
 from flatrock.cli.shared import check_json
-from flatrock.core.costs import Bench, read_bench
+from flatrock.core.costs import SCHEMA, Bench
 from flatrock.core.device import pick_device
 from flatrock.core.files import write_atomic
 from flatrock.recipes.bench import bench
@@ -31,7 +31,7 @@ def run(
     """Time whole training steps, data and augmentation included, of recipes in turn in one process."""
     with friendly("nothing was written"):
         if out is not None:
-            check_json(out, read_bench, "file of `flatrock bench`")
+            check_json(out, SCHEMA, "file of `flatrock bench`")
         chosen = [load_recipe(name, override or []) for name in recipes]
         with TerminalProgress() as progress:
             found = bench(

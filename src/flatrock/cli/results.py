@@ -10,7 +10,7 @@ import typer
 from flatrock.cli.console import friendly, say, show
 from flatrock.cli.shared import check_json
 from flatrock.core.errors import ConfigError
-from flatrock.core.rows import Row, read_rows, write_rows
+from flatrock.core.rows import SCHEMA, Row, read_rows, write_rows
 from flatrock.recipes.results import collect_run
 from flatrock.reports.results import overview
 
@@ -25,7 +25,7 @@ Add = Annotated[
 def run(runs: Runs, out: Out, add: Add = False) -> None:
     """Collect what runs and their evaluations say into one file, for `flatrock report`."""
     with friendly():
-        check_json(out, read_rows, "results file")
+        check_json(out, SCHEMA, "results file")
         rows = [collect_run(path) for path in runs]
         twice = {r for r in map(_key, rows) if list(map(_key, rows)).count(r) > 1}
         if twice:

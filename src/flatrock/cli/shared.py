@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from flatrock.cli.console import say
 from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.files import is_record
 from flatrock.core.numbers import number
 
 T = TypeVar("T")
@@ -60,16 +61,12 @@ def check_out(*files: Path, option: str = "--out") -> None:
             raise StateError(f"cannot write {file}: {error.strerror or error}; choose another {option}") from error
 
 
-def check_json(out: Path, read: Callable[[Path], object], what: str) -> None:
-    """As check_out, of a JSON file: it may take the place of one that `read` knows (None: it does not), of no other."""
+def check_json(out: Path, schema: str, what: str) -> None:
+    """As check_out, of a JSON file: it may take the place of one of its schema, of any version, and of no other."""
     check_out(out)
     if out.suffix != ".json":
         raise ConfigError(f"out: {out} must end in .json")
-    try:
-        known = not out.exists() or read(out) is not None
-    except StateError:
-        known = False
-    if not known:
+    if out.exists() and not is_record(out, schema):
         raise StateError(f"{out} exists and is no {what}; it is left alone, choose another --out")
 
 

@@ -51,15 +51,27 @@ def read_record(path: Path, schema: str, make: Callable[[dict[str, Any]], T], co
         raise StateError(f"there is no file {path}") from error
     except (ValueError, OSError) as error:
         raise StateError(f"{path} is not readable JSON ({error})") from error
-    found = str(content.get("schema", "")) if isinstance(content, dict) else ""
-    if found.partition("/")[0] != schema.partition("/")[0]:
+    if not _alike(content, schema):
         return None
     try:
-        if found != schema:
-            raise ValueError(f"schema {found!r}, expected {schema!r}")
+        if content["schema"] != schema:
+            raise ValueError(f"schema {content['schema']!r}, expected {schema!r}")
         return make(content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{path} is damaged ({error}); write it again with `{command}`") from error
+
+
+def is_record(path: Path, schema: str) -> bool:
+    """Whether a file is JSON of this schema, of any version: one that read_record calls damaged is written again."""
+    try:
+        return _alike(json.loads(path.read_text()), schema)
+    except (ValueError, OSError):
+        return False
+
+
+def _alike(content: object, schema: str) -> bool:
+    found = str(content.get("schema", "")) if isinstance(content, dict) else ""
+    return found.partition("/")[0] == schema.partition("/")[0]
 
 
 def json_text(value: Any) -> str:
