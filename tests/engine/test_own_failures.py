@@ -59,6 +59,12 @@ class Fails(Drops):
         if self.training and self.calls > 40:
             raise IndexError("nobody\\nexpected this")
         return super().forward(x)
+
+class Ghost(Drops):
+    def forward(self, x):
+        x = x.flatten(1)
+        parts = x.view(4, len(x) // 4, -1) if self.training else [x]
+        return self.last(self.inner(torch.cat([self.norm(part) for part in parts])))
 """
 
 
@@ -85,6 +91,12 @@ def test_networks_that_cannot_be_trained(own: Path, name: str, words: str) -> No
     assert not (own / "run").exists()
     with pytest.raises(ModelError, match=words):  # what `flatrock check` asks
         estimate(load_recipe("digits_at", {"model.name": f"trial_nets:{name}"}), device=torch.device("cpu"))
+
+
+def test_a_network_for_whole_batches_alone_can_be_trained(own: Path) -> None:
+    """BatchNorm over quarters of a batch: two rows cannot be parted."""
+    recipe = load_recipe("digits_at", {"model.name": "trial_nets:Ghost", "train.batch_size": 32})
+    assert estimate(recipe, device=torch.device("cpu")).parameters > 0
 
 
 def test_looking_changes_nothing(own: Path, plain_job: MakeJob) -> None:

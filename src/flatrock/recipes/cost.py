@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flatrock.attacks.catalog import parse_attack
 from flatrock.core.borrow import frozen
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.rng import Seed
 from flatrock.core.types import PathAttack
 from flatrock.data.catalog import info
@@ -46,7 +46,7 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
     """Estimate the cost of a recipe; the data need not be there. `samples` to train on, if only their files know."""
     samples = samples or _samples(recipe)
     model = build_model(recipe).to(device).eval()
-    check_training(model, rows=min(recipe.train.batch_size, 2))  # two are enough for BatchNorm
+    _check_training(model, recipe.train.batch_size)
     attack = build_attack(recipe)
     inner = 0 if attack is None else attack.passes(model.num_classes)
     outer, asked = _outer(recipe, inner), _helped(recipe)
@@ -69,6 +69,14 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
         total_flops=forwards * flops,
         seconds=forwards * _seconds_per_image(model, device, recipe.train.batch_size, flops) / ATTACK_PASS,
     )
+
+
+def _check_training(model: Classifier, batch_size: int) -> None:
+    """Two rows, enough for BatchNorm and quick anywhere; if they are refused a whole batch, as training asks for."""
+    try:
+        check_training(model, rows=min(batch_size, 2))
+    except ModelError:
+        check_training(model, rows=batch_size)
 
 
 def _outer(recipe: Recipe, inner: int) -> int:
