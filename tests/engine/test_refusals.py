@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -113,10 +114,12 @@ def test_weights_of_other_projects_are_told_from_damage(tmp_path: Path) -> None:
     save_file(state, tmp_path / "a.safetensors")
     torch.save(state, tmp_path / "b.pt")
     torch.save(state, tmp_path / "c.pth", _use_new_zipfile_serialization=False)
+    np.savez(tmp_path / "d.npz", image=np.zeros(3))
     for file in sorted(tmp_path.iterdir()):
         with pytest.raises(StateError, match=r"not a flatrock checkpoint.*--weights.*load_foreign") as caught:
             load_model(file)
         assert "damaged" not in str(caught.value)
+    assert "is a torch file or another archive, not" in str(caught.value)
 
 
 def test_resume_and_overwrite_exclude_each_other(make_job: MakeJob, run: Path) -> None:

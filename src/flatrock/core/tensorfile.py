@@ -15,9 +15,12 @@ from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, write_atomic
 
 FORMAT = "flatrock.checkpoint/1"
-# How files of torch.save begin: zip archives, and pickles as torch wrote them before 1.6.
-_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
-_FOREIGN = "weights of other projects are given with --weights (in Python: flatrock.recipes.foreign.load_foreign)"
+# How files of torch.save begin: zip archives, as others (.npz) are, and pickles as torch wrote them before 1.6.
+_ARCHIVES = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+_FOREIGN = (
+    "weights of other projects are for `flatrock eval --model ... --weights ...` and the like, docs/foreign.md "
+    "(in Python: flatrock.recipes.foreign.load_foreign)"
+)
 
 
 def digest(tensors: Mapping[str, Tensor], meta: str) -> str:
@@ -57,8 +60,10 @@ def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dic
             header = f.metadata() or {}
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        if _is_torch_file(path):
-            raise StateError(f"{path} is a torch file, not a flatrock checkpoint; {_FOREIGN}") from error
+        if _is_archive(path):
+            raise StateError(
+                f"{path} is a torch file or another archive, not a flatrock checkpoint; {_FOREIGN}"
+            ) from error
         raise StateError(
             f"{path} is damaged and cannot be read ({error}); use another checkpoint of the run"
         ) from error
@@ -76,9 +81,9 @@ def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dic
     return tensors, meta
 
 
-def _is_torch_file(path: Path) -> bool:
+def _is_archive(path: Path) -> bool:
     try:
         with path.open("rb") as f:
-            return f.read(4) in _TORCH
+            return f.read(4) in _ARCHIVES
     except OSError:
         return False
