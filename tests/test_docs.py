@@ -56,12 +56,16 @@ def test_readme_says_what_the_files_of_results_say() -> None:
     best = score["accuracy"]
     said.append(f"{100 * best['clean']:.1f} / {100 * best['autoattack']:.1f} (one seed")
     said.append(f"trained in {minutes:.1f} minutes and evaluated in {sum(score['seconds'].values()) / 60:.1f} on")
-    full = read("cifar10_full.json")["rows"][0]
-    ends = [full["scores"][w]["accuracy"] for w in ("best", "last")]
+    full, awp = (
+        next(row for row in read("cifar10_full.json")["rows"] if row["recipe"] == f"cifar10_full_{name}")
+        for name in ("at", "at_awp")
+    )
+    ends = [row["scores"][w]["accuracy"] for row, w in ((full, "best"), (full, "last"), (awp, "best"))]
     ends = [" / ".join(f"{100 * end[k]:.2f}" for k in ("clean", "pgd-20", "autoattack")) for end in ends]
     said.append(f"best epoch {ends[0]}, last {ends[1]} (one seed")
     said.append(f"200 epochs in {full['training']['elapsed'] / 60:.1f} minutes")
-    assert len(said) == 13
+    said.append(f"with AWP, in {awp['training']['elapsed'] / 60:.1f} minutes | best epoch {ends[2]} (one seed")
+    assert len(said) == 14
     assert [words for words in said if words not in text] == []
 
 
