@@ -93,6 +93,11 @@ def test_a_run_that_averages_tells_how_the_averages_did(tmp_path: Path, monkeypa
     done = flatrock("train", "digits_at", *ON_CPU)
     assert "\nbest epoch 1: clean 75.00, robust 50.00 on held-out data\n" in done.stdout
     assert "\naveraged weights, best epoch 1: clean 70.00, robust 60.00; evaluations take these\n" in done.stdout
+    alone = replace(averaged, best_epoch=None)
+    monkeypatch.setattr("flatrock.cli.train.train_recipe", lambda *a, **k: replace(run, records=(alone,)))
+    done = flatrock("train", "digits_at", *ON_CPU)
+    assert "\nno best epoch: every epoch predicted one class (collapsed)\n" in done.stdout
+    assert done.stdout.endswith(f"next: flatrock eval {tmp_path}\n"), "the averages can be evaluated"
 
 
 def test_averages_that_collapsed_are_not_what_to_evaluate_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,8 @@ def test_what_a_recipe_says_about_itself_is_not_said_of_one_built_on_it(tmp_path
     assert (about.summary, about.source, about.expect, about.time) == ("mine", "", "", "")
     assert load_recipe(write(tmp_path, "yours", "base: mine\n")).about.summary == ""
     assert load_recipe("cifar10_short_at").about.source, "the library's bases speak for its recipes"
+    near = os.path.relpath(library()["cifar10_short_at"])
+    assert load_recipe(near).about == load_recipe("cifar10_short_at").about
 
 
 def test_base_sections_merge_key_by_key(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def run(
                 raise typer.Exit(1) from error
         say("\n".join(_summary(done)))
         say(f"curves {learning_curves({chosen.name: done}, done.folder / 'curves.png')}")
-        if done.best is not None:
+        if (done.best_average or done.best) is not None:
             words = [str(done.folder)] + (["--which", "best"] if _collapsed_average(done) else [])
             words += [] if data_dir is None else ["--data-dir", str(data_dir)]
             say(f"next: flatrock eval {shlex.join(words)}")

@@ -73,7 +73,7 @@ def _merged(path: Path, name: str, seen: tuple[tuple[Path, str], ...]) -> dict[s
         return raw
     beside = path.parent / f"{base}.yaml"
     parent = beside if beside.is_file() else _find(str(base))
-    own = ["name"] if LIBRARY in path.parents else ["name", "about"]
+    own = ["name"] if LIBRARY in path.absolute().parents else ["name", "about"]
     return overlay(_without(_merged(parent, str(base), (*seen, (path, name))), *own), raw)
 
 

@@ -16,9 +16,10 @@ Written by `flatrock report results/*.json --out docs/results.md`; no number on 
 from the files `flatrock results` makes of runs, the papers' from `papers.yaml` beside them.
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
-the recipe averages); the test set is looked at once, in the end. `±` is the standard error of a difference, paired by
-test image: it knows the chance of the test set, not that of the seed. A difference counts as reproduced if ours has the
-sign of the paper's and is more than two standard errors, and as contradicted if it has the other sign by as much."""
+the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
+of a difference, paired by test image: it knows the chance of the test set, not that of the seed. A difference counts as
+reproduced if ours has the sign of the paper's and is more than two standard errors, and as contradicted if it has the
+other sign by as much."""
 
 HOW = """\
 ```sh
