@@ -160,3 +160,26 @@ def test_time_is_right_within_a_factor_of_three(tmp_path: Path) -> None:
     spent = time.perf_counter() - begun
     assert expected is not None
     assert spent / 3 < expected < 3 * spent
+
+
+def test_the_pass_that_is_timed_is_the_one_attacks_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the recipe's precision and BatchNorm mode, without gradients of the weights."""
+    seen = []
+
+    def timed_pass(queried: torch.nn.Module, x: torch.Tensor) -> float:
+        model = queried._runner[0].model  # type: ignore[union-attr, index]
+        seen.append((model.training, any(p.requires_grad for p in model.parameters()), queried(x).dtype))
+        return 1.0
+
+    monkeypatch.setattr(cost, "_timed_pass", timed_pass)
+    of("digits_at", "engine.precision=bfloat16", "attack.bn_mode=train")
+    of("digits_at", "engine.precision=bfloat16", "attack.bn_mode=eval")
+    assert set(seen) == {(True, False, torch.float32), (False, False, torch.float32)}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_time_is_that_of_its_fast_passes() -> None:
+    recipes = [load_recipe("cifar10_short_at", words) for words in ([], ["engine.precision=float32"])]
+    fast, plain = (estimate(recipe, device=torch.device("cuda")).seconds for recipe in recipes)
+    assert fast is not None and plain is not None
+    assert fast < plain / 2

@@ -10,14 +10,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flatrock.attacks.catalog import parse_attack
-from flatrock.core.borrow import frozen
 from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.rng import Seed
 from flatrock.core.types import PathAttack
 from flatrock.data.catalog import info
+from flatrock.engine.runner import Runner
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.recipes.build import build_attack, build_flatness, check_training
+from flatrock.recipes.build import build_attack, build_engine, build_flatness, check_training
 from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.pieces import build_model
 from flatrock.recipes.schema import Recipe
@@ -67,7 +67,7 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
         steps=steps,
         forwards_per_step=inner + outer,
         total_flops=forwards * flops,
-        seconds=forwards * _seconds_per_image(model, device, recipe.train.batch_size, flops) / ATTACK_PASS,
+        seconds=forwards * _seconds_per_image(recipe, model, device, steps=steps, flops=flops) / ATTACK_PASS,
     )
 
 
@@ -136,21 +136,23 @@ def _flops_per_image(model: Classifier, device: torch.device) -> float:
     return float(counter.get_total_flops())
 
 
-def _seconds_per_image(model: Classifier, device: torch.device, batch_size: int, flops: float) -> float:
-    """Best time per image of a forward and input-backward pass, after one pass that only warms up."""
+def _seconds_per_image(recipe: Recipe, model: Classifier, device: torch.device, *, steps: int, flops: float) -> float:
+    """Best time per image of a forward and input-backward pass as attacks in training make it; the first warms up."""
+    batch_size = recipe.train.batch_size
     affordable = int(PROBE_FLOPS / max(ATTACK_PASS * flops, 1))
     n = batch_size if device.type == "cuda" else min(batch_size, max(affordable, 2))
     x = torch.rand(n, *model.input_shape, device=device)
-    _timed_pass(model, x)
-    times = [_timed_pass(model, x)]
-    while len(times) < PROBE_PASSES or sum(times) < PROBE_SECONDS:
-        times.append(_timed_pass(model, x))
+    runner = Runner(model, build_engine(recipe, device, steps=steps))
+    with runner.tuned(), runner.attacked(recipe.attack.bn_mode, {}) as queried:
+        _timed_pass(queried, x)
+        times = [_timed_pass(queried, x)]
+        while len(times) < PROBE_PASSES or sum(times) < PROBE_SECONDS:
+            times.append(_timed_pass(queried, x))
     return min(times) / n
 
 
-def _timed_pass(model: Classifier, x: torch.Tensor) -> float:
+def _timed_pass(queried: nn.Module, x: torch.Tensor) -> float:
     begun = time.perf_counter()
-    with frozen(model):
-        leaf = x.clone().requires_grad_(True)
-        torch.autograd.grad(model(leaf).sum(), leaf)[0].sum().item()  # .item() waits for a GPU
+    leaf = x.clone().requires_grad_(True)
+    torch.autograd.grad(queried(leaf).sum(), leaf)[0].sum().item()  # .item() waits for a GPU
     return time.perf_counter() - begun
