@@ -99,6 +99,13 @@ def test_the_caption_says_what_a_reader_needs() -> None:
     assert "trained with seed 3" in text
 
 
+def test_the_caption_names_every_machine_once() -> None:
+    one = record("weight-1d")
+    made = [replace(one, provenance={**one.provenance, "device": name}) for name in ("a CPU", "a GPU", "a CPU")]
+    assert caption(made).endswith("; a CPU and a GPU")
+    assert caption([replace(one, provenance={k: v for k, v in one.provenance.items() if k != "device"})])[-1] != " "
+
+
 def test_radii_as_papers_write_them() -> None:
     assert [radius(eps) for eps in (8 / 255, 128 / 255, 0.2, 0.5, 0.0)] == ["8/255", "128/255", "0.2", "0.5", "0"]
 

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -56,7 +56,13 @@ def device_name(device: torch.device | str) -> str:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"{device.type} ({platform.machine()}, {threads} thread{'' if threads == 1 else 's'})"
+
+
+def devices(certificates: Iterable[Mapping[str, Any]]) -> str:
+    """Where things were measured that are shown together, each place once."""
+    return " and ".join(dict.fromkeys(str(c["device"]) for c in certificates if c.get("device")))
 
 
 def birth_certificate(*, device: torch.device | str, seed: int, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.provenance import origin
+from flatrock.core.provenance import devices, origin
 from flatrock.diagnostics.curvature import Curvature
 from flatrock.diagnostics.curvature_record import ADVERSARIAL, CurvatureRecord
 from flatrock.diagnostics.estimate import Estimate, within
@@ -125,7 +125,7 @@ def caption(records: Sequence[CurvatureRecord]) -> str:
         f"{about.get('precision')} precision",
         f"seed {about.get('seed')}",
         "* chosen on the test set" if any(r.marks for r in records) else "",
-        _devices(records),
+        devices(r.provenance for r in records),
     ]
     return "; ".join(part for part in told if part)
 
@@ -134,10 +134,6 @@ def _drawn(found: Curvature) -> str:
     """How a trace was found, and from how many random vectors."""
     draws = found.whole.trace.draws
     return f"{found.method}, {draws} probes" if draws else "exact"
-
-
-def _devices(records: Sequence[CurvatureRecord]) -> str:
-    return " and ".join(dict.fromkeys(str(record.provenance.get("device", "")) for record in records))
 
 
 def draw_spectra(records: Sequence[CurvatureRecord], path: Path) -> Path:
@@ -231,5 +227,5 @@ def _short(records: Sequence[CurvatureRecord]) -> str:
     return (
         f"Hessian of the cross-entropy of {about.get('data')}; adversarial: {first.attack['name']}, "
         f"{first.threat['norm']} eps {radius(first.threat['eps'])}, held fixed; {about.get('precision')} precision, "
-        f"seed {about.get('seed')}, {_devices(records)}"
+        f"seed {about.get('seed')}, {devices(r.provenance for r in records)}"
     )

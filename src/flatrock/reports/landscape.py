@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.provenance import origin
+from flatrock.core.provenance import devices, origin
 from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.reports.style import blank, dress, finish, line_style, radius
 from flatrock.reports.table import Table, percent
@@ -160,7 +160,7 @@ def caption(records: Sequence[Landscape]) -> str:
         f"seed {about.get('seed')}",
         _seeds(records),
         "* chosen on the test set" if any(r.marks for r in records) else "",
-        str(about.get("device", "")),
+        devices(r.provenance for r in records),
     ]
     return "; ".join(part for part in told if part)
 
