@@ -16,7 +16,8 @@ from flatrock.engine.job import Keep
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.build import build_threat
-from flatrock.recipes.load import LIBRARY, TABLES, library, load_recipe, recipe_names
+from flatrock.recipes.load import LIBRARY, TABLES, library, load_recipe, recipe_names, summaries
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 
 DATA, METHODS, NORMS = ("cifar10", "cifar100", "svhn"), ("at", "trades", "mart", "alp"), ("linf", "l2")
@@ -105,6 +106,19 @@ def test_bases_are_described(name: str) -> None:
 def test_summaries_are_distinct() -> None:
     summaries = [loaded(n).about.summary for n in EXPECTED]
     assert len(set(summaries)) == len(summaries)
+
+
+def test_summaries_are_those_of_the_recipes() -> None:
+    assert summaries() == {name: loaded(name).about.summary for name in recipe_names()}
+    assert all(summaries().values())
+
+
+def test_what_is_changed_in_a_recipe_stays_there() -> None:
+    """Files of the library are read once for all that are built on them."""
+    before = recipe_hash(load_recipe("cifar10_full_at_awp"))
+    load_recipe("cifar10_full_at", {"attack.steps": 3, "train.keep": {"every": 7}, "flatness": "awp"})
+    load_recipe("cifar10_full_at_awp", {"flatness.awp.gamma": 0.5})
+    assert recipe_hash(load_recipe("cifar10_full_at_awp")) == before
 
 
 @pytest.mark.parametrize("name", [n for n in EXPECTED if n not in MEASURED])

@@ -18,11 +18,7 @@ from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import MODELS
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS
-from flatrock.recipes.load import load_recipe, recipe_names
-
-
-def _recipes() -> list[tuple[str, str]]:
-    return [(name, load_recipe(name).about.summary) for name in recipe_names()]
+from flatrock.recipes.load import summaries
 
 
 def _rows(registry: Registry[Any]) -> list[tuple[str, str]]:
@@ -41,7 +37,7 @@ def _plans() -> list[tuple[str, str]]:
 
 
 KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
-    "recipes": _recipes,
+    "recipes": lambda: list(summaries().items()),
     "models": lambda: [*_rows(MODELS), ("FILE:function", "a network of your own, see docs/own_network.md")],
     "data": lambda: _rows(DATA),
     "attacks": _attacks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def library() -> dict[str, Path]:
 def recipe_names() -> list[str]:
     """Names a user can train."""
     return [n for n in library() if not n.startswith("_")]
+
+
+def summaries() -> dict[str, str]:
+    """What each of them is, in a line. They are not checked here: building what all of them name takes seconds."""
+    return {name: _merged(library()[name], name, ())["about"]["summary"] for name in recipe_names()}
 
 
 def load_recipe(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Recipe:
@@ -82,6 +88,17 @@ def _without(raw: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    raw = deepcopy(_shipped(path)) if LIBRARY in path.parents else _content(path)
+    return {key: _spelled_out(key, value) for key, value in raw.items()}
+
+
+@cache
+def _shipped(path: Path) -> dict[str, Any]:
+    """A file of the library is the base of many, and stays as it is."""
+    return _content(path)
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -89,7 +106,7 @@ def _read(path: Path) -> dict[str, Any]:
     raw = read_yaml(content, f"recipe {path}")
     if not isinstance(raw, dict):
         raise ConfigError(f"recipe {path} must be a mapping of sections, got {type(raw).__name__}")
-    return {key: _spelled_out(key, value) for key, value in raw.items()}
+    return raw
 
 
 def _spelled_out(key: str, value: Any) -> Any:
