@@ -1,7 +1,8 @@
-"""E05 to E13: for each a model that deserves the doubt and one that does not; a sound model deserves none."""
+"""E05 to E14: for each a model that deserves the doubt and one that does not; a sound model deserves none."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -508,3 +509,63 @@ def test_e13_a_model_that_needs_float32() -> None:
 @pytest.mark.parametrize("precision", ["half", "full", "auto"])
 def test_e13_not_for_others(precision: str) -> None:
     assert codes(look(Net(), precision=precision)) == []
+
+
+# E14
+
+
+class Purified(nn.Module):
+    """Takes a step towards what the network is surest of before it answers, with gradients asked for in one way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.net, self.way = Net(), way
+
+    def _energy(self, x: Tensor) -> Tensor:
+        return -self.net(x).logsumexp(1).sum()
+
+    def _step(self, x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_(True)
+        if self.way == "func":
+            found: Tensor = torch.func.grad(self._energy)(x.detach())
+        elif self.way == "backward":
+            self._energy(leaf).backward()
+            found = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+        else:
+            (found,) = torch.autograd.grad(self._energy(leaf), leaf)
+        return 0.01 * found.sign()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            step = self._step(x)
+        logits: Tensor = self.net(x - step)
+        return logits
+
+
+@pytest.mark.parametrize(("way", "said"), [("grad", "grad"), ("func", "grad"), ("backward", "backward")])
+def test_e14_a_model_that_takes_gradients_itself(way: str, said: str) -> None:
+    result = look(Purified(way).eval(), n=8)
+    assert codes(result) == ["E14"]
+    assert f"(torch.autograd.{said})" in result.findings[0].message
+
+
+def test_e14_not_for_attacks_and_networks() -> None:
+    assert codes(look(Net(), n=8, attacks=["pgd-3", "fab", "square"])) == []
+
+
+def test_looking_for_e14_leaves_a_profiler_alone() -> None:
+    seen = []
+
+    def profiler(frame: Any, event: str, arg: Any) -> None:
+        if frame.f_code is Net.forward.__code__ and event == "call":
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(profiler)
+    try:
+        with pytest.raises(RuntimeError, match="away"), doubt._gradients_taken() as called:
+            Net()(data(1)[0])
+            raise RuntimeError("away")
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    assert (seen[-1:], called) == (["forward"], [])

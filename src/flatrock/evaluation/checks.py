@@ -222,3 +222,16 @@ def check_precision(note: str) -> list[Finding]:
     if not note:
         return []
     return [Finding("E13", f"attacks craft in full precision: {note}", "the number is right, only slower")]
+
+
+def check_dynamic(called: Sequence[str]) -> list[Finding]:
+    """E14: answering, the model computes gradients itself: it changes with its input, as an attack would."""
+    if not called:
+        return []
+    return [
+        Finding(
+            "E14",
+            f"the model computes gradients while it answers ({', '.join(called)}); attacks see a part of that",
+            "attack it through all of its own steps, with an attack written for it; the number is an upper bound",
+        )
+    ]

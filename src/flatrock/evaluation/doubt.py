@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +27,7 @@ from flatrock.evaluation.checks import (
     check_budget,
     check_climb,
     check_disputes,
+    check_dynamic,
     check_few_classes,
     check_finite,
     check_gradients,
@@ -40,15 +45,22 @@ FEW = 128
 LADDER = (1, 2, 5, 10, 20)
 # The largest L2 radius there is.
 LONGEST = 388.0
+# What every way to ask torch for gradients comes down to.
+GRADIENTS: dict[CodeType, str] = {
+    torch.autograd.grad.__code__: "torch.autograd.grad",
+    torch.autograd.backward.__code__: "torch.autograd.backward",
+}
 
 
 def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_note: str) -> list[Finding]:
-    """Probabilities instead of logits, a randomised model, gradients that are zero or not finite, no half precision.
+    """Probabilities instead of logits, a randomised model or one that takes gradients itself, gradients that are zero
+    or not finite, no half precision.
 
     ModelError, now and not after the attacks before it, if an attack climbs a model that has no gradient at all.
     """
     rows = torch.arange(min(exam.batch_size, exam.x.shape[0], FEW))
-    again = exam.verdict(exam.inputs(rows)[0]).cpu()
+    with _gradients_taken() as called:
+        again = exam.verdict(exam.inputs(rows)[0]).cpu()
     refusals: list[ModelError] = []
     sizes = exam.fitting(lambda part: _gradient_sizes(exam, part, refusals), rows)
     climbs = next((step.label for step in steps if _climbs(step.attack)), None)
@@ -57,9 +69,30 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
     return [
         *check_probabilities(logits),
         *check_random(logits[rows], again),
+        *check_dynamic(called),
         *check_gradients(sizes),
         *check_precision(precision_note),
     ]
+
+
+@contextmanager
+def _gradients_taken() -> Iterator[list[str]]:
+    """The functions of torch, each once, that this thread asked for gradients; whoever profiles it goes on doing so."""
+    called: list[str] = []
+    before = sys.getprofile()
+
+    def watch(frame: FrameType, event: Any, arg: Any) -> None:
+        name = GRADIENTS.get(frame.f_code) if event == "call" else None
+        if name is not None and name not in called:
+            called.append(name)
+        if before is not None:
+            before(frame, event, arg)
+
+    sys.setprofile(watch)
+    try:
+        yield called
+    finally:
+        sys.setprofile(before)
 
 
 def _climbs(attack: Attack) -> bool:
