@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from flatrock.cli.console import say
 from flatrock.core.errors import ConfigError, StateError
-from flatrock.core.files import is_record
+from flatrock.core.files import check_schema
 from flatrock.core.numbers import number
+from flatrock.recipes.foreign_model import out_faults
 
 T = TypeVar("T")
 
@@ -64,10 +65,8 @@ def check_out(*files: Path, option: str = "--out") -> None:
 def check_json(out: Path, schema: str, what: str) -> None:
     """As check_out, of a JSON file: it may take the place of one of its schema, of any version, and of no other."""
     check_out(out)
-    if out.suffix != ".json":
-        raise ConfigError(f"out: {out} must end in .json")
-    if out.exists() and not is_record(out, schema):
-        raise StateError(f"{out} exists and is no {what}; it is left alone, choose another --out")
+    if faults := out_faults(out, lambda text: check_schema(text, schema), what=what):
+        raise ConfigError(faults[0])
 
 
 def check_page(out: Path, *pictures: Path) -> None:

@@ -61,12 +61,10 @@ def read_record(path: Path, schema: str, make: Callable[[dict[str, Any]], T], co
         raise StateError(f"{path} is damaged ({error}); write it again with `{command}`") from error
 
 
-def is_record(path: Path, schema: str) -> bool:
-    """Whether a file is JSON of this schema, of any version: one that read_record calls damaged is written again."""
-    try:
-        return _alike(json.loads(path.read_text()), schema)
-    except (ValueError, OSError):
-        return False
+def check_schema(text: str, schema: str) -> None:
+    """ValueError unless a text is JSON of this schema, of any version: what is damaged may be written again."""
+    if not _alike(json.loads(text), schema):
+        raise ValueError(f"not {schema.partition('/')[0]}")
 
 
 def _alike(content: object, schema: str) -> bool:
