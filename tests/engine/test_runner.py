@@ -163,6 +163,20 @@ def test_compiled_for_one_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.told == "  compiled in 0 s"
 
 
+def test_what_compiling_took_is_the_whole_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass is compiled when it is first run, after the forward one has answered."""
+    now = [100.0]
+    monkeypatch.setattr(torch, "compile", lambda work, **options: work)
+    monkeypatch.setattr("flatrock.engine.runner.time.monotonic", lambda: now[0])
+    runner = Runner(create_model("digits_cnn", num_classes=10), Engine(compile=True), size=6)
+    for forward, backward in ((20.0, 11.0), (1.0, 2.0)):  # a later step changes nothing
+        with runner.clocked():
+            now[0] += forward
+            runner.view(inputs(6))
+            now[0] += backward
+    assert runner.told == "  compiled in 31 s"
+
+
 def test_a_compiler_that_fails_is_told_about(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -31,18 +31,24 @@ def rows(tmp_path: Path) -> list[Row]:
     return [collect_run(run) for run in runs]
 
 
-def test_what_is_drawn(rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a changed recipe, a failed run or one of no protocol; a broken network only by name."""
+def drawn(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> Figure:
+    """The figure before it becomes a file."""
     seen: list[Figure] = []
 
-    def look(figure: Figure, text: str, path: Path) -> Path:
+    def look(figure: Figure, path: Path) -> Path:
         seen.append(figure)
-        assert text.endswith("Not drawn: standard (94.00 / 0.00).")
         return path
 
-    monkeypatch.setattr("flatrock.reports.results_figure.finish", look)
-    draw_results(rows, PAPERS, tmp_path / "results.png")
-    axes, legend = seen[0].axes
+    monkeypatch.setattr("flatrock.reports.results_figure.store", look)
+    draw_results(rows, PAPERS, Path("results.png"))
+    return seen[0]
+
+
+def test_what_is_drawn(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a changed recipe, a failed run or one of no protocol; a broken network only by name."""
+    figure = drawn(rows, monkeypatch)
+    assert figure.get_supxlabel().endswith("Not drawn: standard (94.00 / 0.00).")
+    axes, legend = figure.axes
     told = [text.get_text() for text in legend.texts]
     assert told == [
         "short",
@@ -59,6 +65,27 @@ def test_what_is_drawn(rows: list[Row], tmp_path: Path, monkeypatch: pytest.Monk
     spans = [segment for bars in axes.containers[0].lines[2] for segment in bars.get_segments()]
     assert [(round(float(b[i] - a[i]) / 2, 4)) for i, (a, b) in enumerate(spans)] == [1.2406, 1.5799]
     assert N == 1000
+
+
+def test_signs_and_lines_do_not_lie_on_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve runs as near to each other as runs of one protocol are, and every paper's figure for them."""
+    names = ["at", "at_trh", "at_swa", "at_rat", "trades", "trades_awp", "trades_rat1", "trades_rat2", "mart", "alp"]
+    runs = [
+        fake_run(
+            tmp_path,
+            f"cifar10_short_{name}",
+            {**AT, "clean": 80 + 0.3 * (i % 4), "autoattack": 46 + 0.3 * (i // 4)},
+            averages=name == "at_swa",
+        )
+        for i, name in enumerate(names)
+    ]
+    far = {**AT, "clean": 74.0, "autoattack": 42.0}
+    figure = drawn([collect_run(run) for run in [*runs, fake_run(tmp_path, "cifar10_short_at_awp", far)]], monkeypatch)
+    axes, legend = figure.axes
+    for texts, gap in ((axes.texts, 0.0), (legend.texts, 1.0)):
+        boxes = [text.get_window_extent() for text in texts]
+        assert len(boxes) > 10
+        assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.padded(gap).overlaps(b)]
 
 
 def test_a_file_or_nothing(rows: list[Row], tmp_path: Path) -> None:

@@ -156,6 +156,12 @@ def test_differences_of_seeds_are_averaged(tmp_path: Path) -> None:
         (2.0, Gap(-0.02, 0.005), "contradicted"),
         (2.0, Gap(0.02, 0.01), "not reproduced, no difference beyond chance"),
         (-2.0, Gap(0.001, 0.01), "not reproduced, no difference beyond chance"),
+        (-0.5, Gap(-0.07, 0.003), "the same sign, far larger"),
+        (2.0, Gap(0.049, 0.005), "reproduced"),  # 3.9 to 5.9
+        (2.0, Gap(0.051, 0.005), "the same sign, far larger"),  # 4.1 to 6.1
+        (10.0, Gap(0.041, 0.005), "reproduced"),  # 3.1 to 5.1
+        (-10.0, Gap(-0.039, 0.005), "the same sign, far smaller"),  # 2.9 to 4.9
+        (-2.0, Gap(0.09, 0.005), "contradicted"),
     ],
 )
 def test_words(theirs: float, ours: Gap, word: str) -> None:

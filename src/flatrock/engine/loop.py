@@ -158,7 +158,8 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
         set_lr(job, step)
         if job.runner.must_compile:
             progress.advance(0, "compiling the network, once")
-        outcome = train_step(job, batch, step=step, guard=state.step_in_epoch == 0)
+        with job.runner.clocked():
+            outcome = train_step(job, batch, step=step, guard=state.step_in_epoch == 0)
         state.step_in_epoch += 1
         state.watch.see(outcome, step)
         state.seconds = earlier + time.monotonic() - begun

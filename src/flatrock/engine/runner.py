@@ -42,7 +42,7 @@ class Runner:
         self.engine = engine or Engine()
         self.findings: dict[str, str] = {}
         self._size = size
-        self._seconds = 0.0  # that compiling took
+        self._seconds = 0.0  # of the step that compiled
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
         self._joints: dict[int, Joint | None] = {}  # by the number of passes
         self._caster = _Autocast(self)
@@ -57,6 +57,14 @@ class Runner:
     def told(self) -> str:
         """What compiling took, for the line that shows progress."""
         return f"  compiled in {self._seconds:.0f} s" if self._compiled is not None else ""
+
+    @contextmanager
+    def clocked(self) -> Iterator[None]:
+        """Around a step: the first one compiles forward, then backward passes, and all of it is what compiling took."""
+        first, begun = self.must_compile, time.monotonic()
+        yield
+        if first:
+            self._seconds = time.monotonic() - begun
 
     @contextmanager
     def tuned(self) -> Iterator[None]:
@@ -77,7 +85,6 @@ class Runner:
         fits = all(x.shape[0] == self._size for x in inputs)
         if not self.engine.compile or "T01" in self.findings or not fits:
             return _paired(self._passes(*inputs))
-        begun = time.monotonic()
         compiled = self._compiled or _compiled(self._passes)
         if len(inputs) not in self._joints:
             with _tuning(False):  # of sizes that do not come again
@@ -95,8 +102,7 @@ class Runner:
             self.findings["T01"] = f"the network is not compiled ({in_words(error)})"
             self._compiled = None
             return _paired(self._passes(*inputs))
-        if self._compiled is None:
-            self._compiled, self._seconds = compiled, time.monotonic() - begun
+        self._compiled = compiled
         # The next passes overwrite what these returned.
         return _paired([tensor.clone() for tensor in seen])
 

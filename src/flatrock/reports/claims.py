@@ -21,10 +21,15 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """Reproduced if ours has the same sign and is beyond chance, contradicted if it has the other."""
+        """Reproduced: beyond chance, the same sign, and half to twice the size give or take two standard errors."""
         if not self.ours.beyond_chance:
             return "not reproduced, no difference beyond chance"
-        return "reproduced" if (self.ours.mean > 0) == (self.theirs > 0) else "contradicted"
+        size, ours, error = abs(self.theirs), 100 * abs(self.ours.mean), 100 * self.ours.error
+        if (self.ours.mean > 0) != (self.theirs > 0):
+            return "contradicted"
+        if ours + 2 * error < size / 2:
+            return "the same sign, far smaller"
+        return "the same sign, far larger" if ours - 2 * error > 2 * size else "reproduced"
 
     def text(self, name: str) -> str:
         """`PGD-20 +2.60 there, +1.9 ± 0.4 here: reproduced`."""

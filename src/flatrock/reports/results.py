@@ -18,8 +18,9 @@ from the files `flatrock results` makes of runs, the papers' from `papers.yaml` 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
 the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
 of a difference, paired by test image: it knows the chance of the test set, not that of the seed. A difference counts as
-reproduced if ours has the sign of the paper's and is more than two standard errors, and as contradicted if it has the
-other sign by as much."""
+contradicted if ours has the other sign than the paper's and is more than two standard errors, and as reproduced if it
+has the same sign by as much and half to twice the size, give or take two standard errors; far smaller and far larger
+ones are called that."""
 
 HOW = """\
 ```sh

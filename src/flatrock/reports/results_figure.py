@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import dist
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from flatrock.core.rows import Row
 from flatrock.reports.papers import Papers, Protocol
-from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish
+from flatrock.reports.style import COLOURS, MARKS, blank, caption, dress, store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,9 @@ X, Y = "clean", "autoattack"
 # Networks an attack breaks altogether would squeeze the others into a corner.
 BROKEN = 5.0
 THEIRS = "0.35"
+# Where a sign may stand, from its mark, and how near to it another mark disturbs; in points.
+SIDES = ((7, 7), (-7, 7), (7, -7), (-7, -7), (0, 10), (0, -10), (11, 0), (-11, 0))
+NEAR = 12.0
 
 
 @dataclass(frozen=True)
@@ -32,33 +36,50 @@ class Point:
     error: tuple[float, float] = (0.0, 0.0)
 
 
+@dataclass(frozen=True)
+class Group:
+    """Marks that look alike: the runs of one protocol, or what papers print."""
+
+    title: str
+    points: Sequence[Point]
+    colour: str
+    mark: str
+    full: bool
+
+
 def draw_results(rows: Sequence[Row], papers: Papers, path: Path) -> Path | None:
     """Draw every run that may be compared and, as letters, the papers' figures for them; None without any run."""
-    figure = blank(9.5, 5)
-    axes, legend = figure.subplots(1, 2, width_ratios=(3, 2))
-    lines: list[tuple[str, str]] = []
-    left_out: list[str] = []
-    ours = 0
-    for i, (key, protocol) in enumerate(papers.protocols.items()):
-        points, broken = _ours([row for row in rows if row.protocol == key], protocol, first=ours + 1)
-        left_out += broken
-        if points:
-            lines += [
-                (protocol.title.split(":")[0].strip("`"), COLOURS[i % len(COLOURS)]),
-                *((_text(p), COLOURS[i % len(COLOURS)]) for p in points),
-            ]
-            _draw(axes, points, colour=COLOURS[i % len(COLOURS)], mark=MARKS[i % len(MARKS)], full=True)
-        ours += len(points)
-    if not ours:
+    groups, left_out = _groups(rows, papers)
+    if not groups:
         return None
     theirs = _theirs(rows, papers)
-    if theirs:
-        lines += [("papers", THEIRS), *((_text(p), THEIRS) for p in theirs)]
-        _draw(axes, theirs, colour=THEIRS, mark=MARKS[-2], full=False)
+    groups += [Group("papers", theirs, THEIRS, MARKS[-2], full=False)] if theirs else []
+    lines = sum(1 + len(group.points) for group in groups)
+    figure = blank(9.5, max(5, 0.2 * lines + 1))
+    axes, legend = figure.subplots(1, 2, width_ratios=(3, 2))
+    for group in groups:
+        _draw(axes, group)
     dress(axes, "clean and robust accuracy on test images", "clean, percent", "AutoAttack, percent")
-    _list(legend, lines)
+    _list(legend, groups, step=1 / max(lines, 16))
     missing = f" Not drawn: {', '.join(left_out)}." if left_out else ""
-    return finish(figure, f"Lines: standard errors of a test set of this size.{missing}", path)
+    caption(figure, f"Lines: standard errors of a test set of this size.{missing}")
+    figure.draw_without_rendering()  # so that it is known where marks lie
+    _sign(axes, groups)
+    return store(figure, path)
+
+
+def _groups(rows: Sequence[Row], papers: Papers) -> tuple[list[Group], list[str]]:
+    """Our runs by protocol, numbered throughout, and those left out."""
+    groups: list[Group] = []
+    left_out: list[str] = []
+    for i, (key, protocol) in enumerate(papers.protocols.items()):
+        first = 1 + sum(len(group.points) for group in groups)
+        points, broken = _ours([row for row in rows if row.protocol == key], protocol, first=first)
+        left_out += broken
+        if points:
+            title = protocol.title.split(":")[0].strip("`")
+            groups.append(Group(title, points, COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)], full=True))
+    return groups, left_out
 
 
 def _ours(rows: Sequence[Row], protocol: Protocol, *, first: int) -> tuple[list[Point], list[str]]:
@@ -99,28 +120,50 @@ def _text(point: Point) -> str:
     return f"{point.sign:>2}  {point.name}, {point.x:.2f} / {point.y:.2f}"
 
 
-def _draw(axes: Axes, points: Sequence[Point], *, colour: str, mark: str, full: bool) -> None:
-    for point in points:
+def _draw(axes: Axes, group: Group) -> None:
+    for point in group.points:
         xerr, yerr = point.error
         axes.errorbar(
             point.x,
             point.y,
             xerr=xerr,
             yerr=yerr,
-            fmt=mark,
-            color=colour,
-            ecolor=(colour, 0.3),
+            fmt=group.mark,
+            color=group.colour,
+            ecolor=(group.colour, 0.3),
             markersize=5,
-            markerfacecolor=colour if full else "white",
+            markerfacecolor=group.colour if group.full else "white",
         )
+
+
+def _sign(axes: Axes, groups: Sequence[Group]) -> None:
+    """Every sign beside its mark, on the side where other marks and the signs before it are farthest."""
+    placed = [(group, point) for group in groups for point in group.points]
+    marks = [tuple(axes.transData.transform((point.x, point.y))) for _, point in placed]
+    unit = axes.figure.dpi / 72  # of offsets, in what transData gives
+    signs: list[tuple[float, float]] = []
+    for i, (group, point) in enumerate(placed):
+        others = [*marks[:i], *marks[i + 1 :], *signs]
+        spots = [(marks[i][0] + unit * dx, marks[i][1] + unit * dy) for dx, dy in SIDES]
+        # Marks farther away than this do not touch a sign, so the first side serves as well as any.
+        room = [min((NEAR, *(dist(spot, other) / unit for other in others))) for spot in spots]
+        side = room.index(max(room))
+        signs.append(spots[side])
         axes.annotate(
-            point.sign, (point.x, point.y), xytext=(4, 4), textcoords="offset points", fontsize=8, color=colour
+            point.sign,
+            (point.x, point.y),
+            xytext=SIDES[side],
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=group.colour,
         )
 
 
-def _list(axes: Axes, lines: Sequence[tuple[str, str]]) -> None:
-    """What the signs stand for."""
+def _list(axes: Axes, groups: Sequence[Group], *, step: float) -> None:
+    """What the signs stand for, one line under the other."""
     axes.axis("off")
-    step = 1 / max(len(lines), 16)
+    lines = [(text, g.colour) for g in groups for text in (g.title, *map(_text, g.points))]
     for i, (text, colour) in enumerate(lines):
         axes.text(0, 1 - i * step, text, transform=axes.transAxes, fontsize=7.5, color=colour, va="top")

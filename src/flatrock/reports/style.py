@@ -58,9 +58,14 @@ def dress(axes: Axes, title: str, x: str, y: str, *, whole_x: bool = False) -> N
 def finish(figure: Figure, text: str, path: Path) -> Path:
     """Write the caption below a figure, and the figure to disk as its name ends: .png or .svg."""
     if text:
-        text = fill(text, width=int(LETTERS_PER_INCH * figure.get_figwidth()))
-        figure.supxlabel(text, fontsize=7.5, color="0.35", x=0.01, ha="left")
+        caption(figure, text)
     return store(figure, path)
+
+
+def caption(figure: Figure, text: str) -> None:
+    """What was done, in small letters below."""
+    text = fill(text, width=int(LETTERS_PER_INCH * figure.get_figwidth()))
+    figure.supxlabel(text, fontsize=7.5, color="0.35", x=0.01, ha="left")
 
 
 def store(figure: Figure, path: Path) -> Path:
