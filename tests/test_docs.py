@@ -49,7 +49,8 @@ def test_readme_says_what_the_files_of_results_say() -> None:
     names = {"at": "AT", "trades": "TRADES", "trades_rat2": "TRADES + RAT", "hat": "HAT"}
     costs = [c for n in ("preact", "wrn") for c in read(f"bench_{n}.json")["costs"]]
     said = [f"{name} {391 * c['ms_per_step'] / 1000:.1f} s" for c in costs if (name := names.get(c["recipe"][14:]))]
-    rows = {row["recipe"][14:]: row["scores"]["best"]["accuracy"] for row in read("cifar10_short.json")["rows"]}
+    rows = {row["recipe"][14:]: row["scores"] for row in read("cifar10_short.json")["rows"]}
+    rows = {name: rows[name]["best"]["accuracy"] for name in names}
     said += [f"{name} {100 * rows[n]['clean']:.1f} / {100 * rows[n]['autoattack']:.1f}" for n, name in names.items()]
     row = read("cifar10_flagship.json")["rows"][0]
     score, minutes = row["scores"]["average-best"], row["training"]["elapsed"] / 60
@@ -60,11 +61,13 @@ def test_readme_says_what_the_files_of_results_say() -> None:
         next(row for row in read("cifar10_full.json")["rows"] if row["recipe"] == f"cifar10_full_{name}")
         for name in ("at", "at_awp")
     )
-    ends = [row["scores"][w]["accuracy"] for row, w in ((full, "best"), (full, "last"), (awp, "best"))]
+    ends = [row["scores"][w]["accuracy"] for row, w in ((full, "best"), (full, "last"), (awp, "best"), (awp, "last"))]
     ends = [" / ".join(f"{100 * end[k]:.2f}" for k in ("clean", "pgd-20", "autoattack")) for end in ends]
     said.append(f"best epoch {ends[0]}, last {ends[1]} (one seed")
     said.append(f"200 epochs in {full['training']['elapsed'] / 60:.1f} minutes")
-    said.append(f"with AWP, in {awp['training']['elapsed'] / 60:.1f} minutes | best epoch {ends[2]} (one seed")
+    said.append(
+        f"with AWP, in {awp['training']['elapsed'] / 60:.1f} minutes | best epoch {ends[2]}, last {ends[3]} (one"
+    )
     assert len(said) == 14
     assert [words for words in said if words not in text] == []
 
