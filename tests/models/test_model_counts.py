@@ -26,6 +26,11 @@ ROWS = [
     ("vgg19_bn", 10, 20_040_522, 17, 20_024_000, 16, 512),
     ("mobilenet_v2", 10, 2_296_922, 58, 2_261_824, 57, 1280),
     ("resnet20", 10, 272_474, 22, 270_896, 21, 64),
+    ("vit_b16", 1000, 86_567_656, 52, None, 0, 768),
+    ("vit_l16", 1000, 304_326_632, 100, None, 0, 1024),
+    ("vit_b4", 10, 85_275_658, 52, None, 0, 768),
+    ("vit_l4", 10, 302_604_298, 100, None, 0, 1024),
+    ("hybrid_l16", 1000, 316_483_624, 152, None, 0, 1024),
     ("mnist_cnn", 10, 312_202, 7, None, 0, 200),
     ("lenet5", 10, 3_274_634, 4, None, 0, 1024),
     ("digits_cnn", 10, 24_058, 4, 23_824, 3, 64),
@@ -66,6 +71,8 @@ def test_counts_and_shapes(
         ("wide_resnet34_10", 46_218_164),
         ("wide_resnet28_10", 36_536_884),
         ("mobilenet_v2", 2_412_212),
+        ("vit_b4", 85_344_868),
+        ("vit_l4", 302_696_548),
     ],
 )
 def test_counts_for_100_classes(name: str, total: int) -> None:
@@ -73,7 +80,7 @@ def test_counts_for_100_classes(name: str, total: int) -> None:
 
 
 def test_every_fixed_model_has_a_row() -> None:
-    assert {row[0] for row in ROWS} == set(MODELS.names()) - {"wide_resnet", "resnet_cifar"}
+    assert {row[0] for row in ROWS} == set(MODELS.names()) - {"wide_resnet", "resnet_cifar", "vit", "hybrid"}
 
 
 def test_parametric_names_give_the_fixed_ones() -> None:
@@ -85,6 +92,10 @@ def test_parametric_names_give_the_fixed_ones() -> None:
     assert parameters(thin) == 272_474
     # ResNet-56 adds six blocks of two 3x3 convolutions and two BatchNorms to each group.
     assert parameters(deeper) == 272_474 + sum(6 * (2 * 9 * w * w + 4 * w) for w in (16, 32, 64))
+
+
+def test_the_stem_of_the_hybrid_network() -> None:
+    assert parameters(on_meta("hybrid_l16", 10).get_submodule("patch_embed.backbone")) == 11_894_848
 
 
 @pytest.mark.parametrize(
@@ -124,6 +135,8 @@ class Tally(TorchFunctionMode):
         ("vgg19_bn", 16, 5),
         ("mobilenet_v2", 36, 0),
         ("resnet20", 19, 0),
+        ("vit_b4", 0, 0),
+        ("hybrid_l16", 49, 1),
         ("mnist_cnn", 6, 2),
         ("lenet5", 3, 2),
         ("digits_cnn", 3, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
 from flatrock.models.factory import is_own, own_network
+from flatrock.models.hybrid_vit import HybridTransformer
 from flatrock.models.mobilenet_v2 import MobileNetV2
 from flatrock.models.moons_mlp import MoonsMLP
 from flatrock.models.preact_resnet import PreActResNet18
 from flatrock.models.resnet_cifar import CifarResNet, ResNet18
 from flatrock.models.small_cnn import DigitsCNN, LeNet5, MnistCNN
 from flatrock.models.vgg import VGG
+from flatrock.models.vit import VisionTransformer
 from flatrock.models.wide_resnet import WideResNet
 
 MODELS: Registry[Classifier] = Registry("model")
@@ -41,6 +44,17 @@ MODELS.add(
     "vgg19_bn", VGG, "VGG-19 with BatchNorm and one linear layer, 32x32 colour", cite="arXiv:1409.1556", depth=19
 )
 MODELS.add("mobilenet_v2", MobileNetV2, "MobileNetV2 in its CIFAR form, 32x32 colour", cite="arXiv:1801.04381")
+_VIT = "arXiv:2010.11929"
+_BASE = {"depth": 12, "width": 768, "heads": 12, "mlp": 3072}
+_LARGE = {"depth": 24, "width": 1024, "heads": 16, "mlp": 4096}
+_vit_224 = partial(VisionTransformer, input_shape=(3, 224, 224))
+MODELS.add("vit_b16", _vit_224, "ViT-B, 16x16 patches", cite=_VIT, patch=16, stride=16, **_BASE)
+MODELS.add("vit_l16", _vit_224, "ViT-L, 16x16 patches", cite=_VIT, patch=16, stride=16, **_LARGE)
+MODELS.add("vit_b4", VisionTransformer, "ViT-B, 4x4 patches at stride 2", cite=_VIT, patch=4, stride=2, **_BASE)
+MODELS.add("vit_l4", VisionTransformer, "ViT-L, 4x4 patches at stride 2", cite=_VIT, patch=4, stride=2, **_LARGE)
+MODELS.add("vit", VisionTransformer, "vision transformer of any size, for the data's images", cite=_VIT)
+MODELS.add("hybrid_l16", HybridTransformer, "ViT-L on a ResNet-50 stem with GroupNorm", cite=_VIT, **_LARGE)
+MODELS.add("hybrid", HybridTransformer, "transformer of any size on a ResNet-50 stem with GroupNorm", cite=_VIT)
 MODELS.add("mnist_cnn", MnistCNN, "7-layer CNN of TRADES, 28x28 grey", cite="arXiv:1901.08573")
 MODELS.add("lenet5", LeNet5, "LeNet-5 as used by Madry et al., 28x28 grey", cite="arXiv:1706.06083")
 MODELS.add("digits_cnn", DigitsCNN, "3-layer CNN with BatchNorm, 8x8 grey; trains in seconds on a CPU")
