@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flatrock.core.files import json_text, sha256
-from flatrock.models.catalog import create_model
+from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.classifier import Classifier
 from flatrock.models.factory import is_own
 from flatrock.recipes.schema import Network, Recipe
@@ -20,9 +20,14 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def model_options(network: Network, input_shape: tuple[int, ...] | None) -> dict[str, Any]:
-    """Options of the network; one of the user's own takes the inputs the data have, unless told otherwise."""
-    own = is_own(network.name) and input_shape is not None
-    return ({"input_shape": list(input_shape or ())} if own else {}) | dict(network.options)
+    """Options of the network; one for inputs of any size takes those the data have, unless told otherwise."""
+    given = {"input_shape": list(input_shape)} if input_shape and takes_any_shape(network.name) else {}
+    return given | network.options
+
+
+def takes_any_shape(name: str) -> bool:
+    """Whether a network has to be told the shape of its inputs: the user's own, and transformers."""
+    return is_own(name) or (name in MODELS and "input_shape" in MODELS.entry(name).options())
 
 
 def build_model(recipe: Recipe) -> Classifier:
