@@ -180,6 +180,33 @@ def test_the_engines_compute_the_same_step(tmp_path: Path, engine: Engine, monke
     assert totals[1] == pytest.approx(totals[0], rel=0.02)
 
 
+FACTORY = """
+from torch import nn
+from flatrock.models.catalog import create_model
+from flatrock.models.pretrained import load_pretrained
+from flatrock.models.weights import read_weights
+
+def vit(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+    sizes = {"depth": 2, "width": 12, "heads": 3, "patch": 4, "stride": 2}
+    model = create_model("vit", num_classes=num_classes, input_shape=input_shape, **sizes)
+    load_pretrained(model, read_weights("vit16.pt").state)
+    return model
+"""
+
+
+def test_a_run_begins_with_weights_for_other_images(here: Path, run_folder: Path) -> None:
+    """As docs/vit.md shows it: a function of one's own that loads them."""
+    source = create_model("vit", depth=2, width=12, heads=3, patch=16, input_shape=(1, 64, 64), num_classes=21, seed=3)
+    torch.save(source.state_dict(), "vit16.pt")
+    (here / "mynets.py").write_text(FACTORY)
+    job = job_of(run_folder, model={"name": "mynets:vit"}, **{"train.max_steps": 2})
+    name = "blocks.1.mlp.fc1.weight"
+    assert torch.equal(job.model.get_parameter(f"network.{name}"), source.get_parameter(name))
+    assert chosen(job.model, "weights").keys() >= {"head.weight", f"network.{name}"}
+    run = train(job)
+    assert evaluate_run(run, which="last", attacks=["pgd-2"], limit=20).robust >= 0
+
+
 # What methods see and move
 
 
