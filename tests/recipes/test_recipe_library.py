@@ -30,7 +30,8 @@ DIGITS = [f"digits_{m}" for m in (*PLAIN_DIGITS, *FLAT_DIGITS, "at_sam", "atent"
 MNIST = ["mnist_at_linf", "mnist_trades_linf", "fashion_mnist_at_linf"]
 FLAT_MNIST = ["mnist_atent_linf", "mnist_atent_l2", "mnist_sgd", "mnist_entropy_sgd"]
 NETWORKS = ["cifar10_at_linf_wrn34", *(f"cifar10_trades_linf_{n}" for n in ("wrn34", "vgg16", "mobilenetv2"))]
-OURS = ["cifar10_at_fast", "cifar10_at_trh", "cifar10_trades_trh", *(f"cifar10_{m}" for m in SMOOTH)]
+TRH = [f"cifar10_{m}_trh{network}" for m in ("at", "trades") for network in ("", "_vit_b")]
+OURS = ["cifar10_at_fast", *TRH, *(f"cifar10_{m}" for m in SMOOTH)]
 SHORT_AT = [f"at{m}" for m in ("", "_awp", "_trh", "_swa", "_rat")]
 SHORT_TRADES = [f"trades{m}" for m in ("", "_awp", "_rat1", "_rat2", "_awp_rat", "_trh", "_s2o", "_swa")]
 SHORT_OTHERS = ["hat", "hat_awp", "mart", "mart_awp", "alp", "atent"]
@@ -67,7 +68,7 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 163
+    assert len(EXPECTED) == len(set(EXPECTED)) == 165
     assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES
@@ -266,6 +267,19 @@ def test_trh_on_cifar_has_the_papers_weights_and_our_decay() -> None:
         assert FLATNESS.make("trh", **recipe.flatness[0].options) == FLATNESS.make(
             "trh", **expected.flatness[0].options
         )
+
+
+def test_trh_on_a_transformer_has_the_papers_settings() -> None:
+    for method, weight in {"at": 1e-5, "trades": 1e-4}.items():
+        recipe = loaded(f"cifar10_{method}_trh_vit_b")
+        assert (recipe.model.name, recipe.model.normalize) == ("vit_b4", "centered")
+        options = {"weight": weight, "schedule": "multistep", "gamma": 1e-3}
+        assert FLATNESS.make("trh", **recipe.flatness[0].options) == FLATNESS.make("trh", **options)
+        assert (recipe.train.batch_size, recipe.optimizer.lr, recipe.optimizer.weight_decay) == (768, 0.1, 0)
+        assert (recipe.schedule.name, recipe.schedule.options["warmup"] * -(-49_000 // 768)) == ("warmup_cosine", 500)
+        assert (inner(recipe).steps, step_size(recipe, inner(recipe))) == (10, pytest.approx(2 / 255, rel=1e-15))
+        assert recipe.data.augment.model_dump(exclude_defaults=True) == {"flip": True, "brightness": 0.1}
+        assert recipe.objective.name == method
 
 
 def test_moons_radius_is_the_papers_in_stored_units() -> None:

@@ -32,6 +32,7 @@ TINY = {
 SMALL_DATA = [n for n in recipe_names() if n.startswith(("digits", "moons"))]
 FILE_DATA = [n for n in recipe_names() if n not in SMALL_DATA]
 NARROW = {"model.name": "wide_resnet", "model.depth": 10, "model.width": 1}
+FEW_TOKENS = {"model.name": "vit", "model.depth": 1, "model.width": 12, "model.heads": 2, "model.patch": 8}
 # Of a published table, whose rows differ little, the default run takes these; of other recipes all but large networks.
 OF_TABLES = (
     "cifar10_trades_rat1_linf_eta030",
@@ -100,8 +101,10 @@ def test_small_recipes_train_and_stop_after_two_steps(name: str, run_folder: Pat
 
 @pytest.mark.parametrize("name", QUICK)
 def test_two_steps(name: str, made_up_data: list[tuple[str, str]], run_folder: Path, helper_for: HelperFor) -> None:
-    wide = load_recipe(name).model.name.startswith("wide_resnet")
-    recipe = tiny(name, run_folder, helper_for, **(NARROW if wide else {}))
+    large = {"wide_resnet": NARROW, "vit": FEW_TOKENS}.items()
+    network = load_recipe(name).model.name
+    small = next((keys for beginning, keys in large if network.startswith(beginning)), {})
+    recipe = tiny(name, run_folder, helper_for, **small)
     made_up_data.clear()  # of a helper's
     check_two_steps(build_job(recipe, folder=run_folder))
     assert made_up_data == [(recipe.data.name, "train")]
