@@ -12,7 +12,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import check_out
+from flatrock.cli.shared import check_out, seeds_of
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
@@ -23,6 +23,7 @@ from flatrock.recipes.foreign import evaluate_foreign, store_foreign
 from flatrock.reports.gallery import check_images
 from flatrock.reports.gallery import gallery as draw_gallery
 from flatrock.reports.samples import write_samples
+from flatrock.reports.seeds import evaluated_seeds
 from flatrock.reports.table import Table, class_name, comparison, distances, percent, worst_classes
 from flatrock.reports.table import per_class as class_table
 from flatrock.reports.waterfall import draw_waterfall, waterfall
@@ -57,6 +58,7 @@ Surrogate = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted evaluation")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 Seed = Annotated[int, typer.Option(help="seed of the attacks' random numbers")]
+Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2: an evaluation each, then their mean and spread")]
 
 
 def run(
@@ -78,6 +80,7 @@ def run(
     resume: Resume = False,
     device: Device = "auto",
     seed: Seed = 0,
+    seeds: Seeds = None,
     model: Model = None,
     weights: Weights = None,
     data: Data = None,
@@ -91,28 +94,54 @@ def run(
     chosen = None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()]
     shown = _Shown(gallery)
     how: dict[str, Any] = {"which": which, "norm": norm, "eps": eps, "attacks": chosen, "surrogate": surrogate}
-    how |= {"limit": limit, "batch_size": batch_size, "precision": precision, "doubt": doubt, "seed": seed}
+    how |= {"limit": limit, "batch_size": batch_size, "precision": precision, "doubt": doubt}
     how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
     how |= {"on_data": shown.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
         check_source(source, own, "evaluate")
         _check_files(out, csv)
-        with TerminalProgress() as progress:
-            if source is None:
-                result = evaluate_foreign(**own, **how, device=device, progress=progress)
-            else:
-                result = evaluate_run(source, **how, device=pick_device(device), progress=progress)
-        _tell(result, shown.names if per_class else None)
-        kept = result if keep_adversarial else replace(result, adversarial=None)
-        stored = store_foreign(kept, out) if source is None else store_result(source, kept)
-        say(f"wrote {stored}")
-        if keep_adversarial:
-            say(f"wrote {adversarial_file(stored)}")
-        if csv is not None:
-            say(f"wrote {write_samples(result, csv)}")
-        for plan in result.plans:
-            say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
-        shown.draw(result, stored)
+        several = _several(seeds, seed, out, csv)
+        found: dict[int, Result] = {}
+        for number in several or [seed]:
+            if several:
+                say(f"seed {number}")
+            with TerminalProgress() as progress:
+                if source is None:
+                    result = evaluate_foreign(**own, **how, seed=number, device=device, progress=progress)
+                else:
+                    result = evaluate_run(source, **how, seed=number, device=pick_device(device), progress=progress)
+            _tell(result, shown.names if per_class else None)
+            found[number] = result
+        # Not before all are there: until a result is stored its finished batches are kept, so that --resume has them.
+        for result in found.values():
+            kept = result if keep_adversarial else replace(result, adversarial=None)
+            stored = store_foreign(kept, out) if source is None else store_result(source, kept)
+            _draw(result, stored, shown, csv)
+            if keep_adversarial:
+                say(f"wrote {adversarial_file(stored)}")
+        if several:
+            say()
+            show(_narrow(evaluated_seeds(found)), "seeds of the attacks")
+
+
+def _draw(result: Result, stored: Path, shown: _Shown, csv: Path | None) -> None:
+    """What lies beside a result."""
+    say(f"wrote {stored}")
+    if csv is not None:
+        say(f"wrote {write_samples(result, csv)}")
+    for plan in result.plans:
+        say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
+    shown.draw(result, stored)
+
+
+def _several(seeds: str | None, seed: int, out: Path | None, csv: Path | None) -> list[int]:
+    """The seeds of several evaluations, each of which writes its own file; none if there is to be one."""
+    if seeds is None:
+        return []
+    other = {"--seed": seed != 0, "--out": out is not None, "--csv": csv is not None}
+    if given := [option for option, is_given in other.items() if is_given]:
+        raise ConfigError(f"{', '.join(given)}: of one evaluation, but --seeds asks for several; leave one out")
+    return seeds_of(seeds)
 
 
 class _Shown:

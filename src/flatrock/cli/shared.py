@@ -34,6 +34,14 @@ def words(text: str) -> list[str]:
     return found
 
 
+def seeds_of(text: str) -> list[int]:
+    """The seeds of `--seeds 0,1,2`: whole numbers, at least two, none of them twice."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() for word in found) or len(set(map(int, found))) < max(2, len(found)):
+        raise ConfigError(f"seeds must be two or more different whole numbers such as 0,1,2, got {text!r}")
+    return [int(word) for word in found]
+
+
 def numeric(option: str, text: str) -> float:
     """The number an option is given as text; commands take several such options, so a fault says which one it is."""
     try:

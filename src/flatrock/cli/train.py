@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from flatrock.cli.console import TerminalProgress, errors, friendly, say
-from flatrock.core.errors import TrainingError
+from flatrock.cli.console import TerminalProgress, errors, friendly, say, show
+from flatrock.cli.shared import seeds_of
+from flatrock.core.errors import ConfigError, StateError, TrainingError
 from flatrock.core.records import Run
+from flatrock.engine.folder import RunFolder
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import DEFAULT_RUNS
+from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
+from flatrock.reports.seeds import trained_seeds
 from flatrock.reports.table import percent
 
 
@@ -23,34 +29,71 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
     run_dir: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>")] = None,
+    seeds: Annotated[str | None, typer.Option(help="such as 0,1,2: one run each, in <run folder>-seed<N>")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch missing data")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
 ) -> None:
     """Train a recipe; interrupted runs continue with --resume."""
+    how: dict[str, Any] = {"data_dir": data_dir, "download": download, "device": device}
+    how |= {"resume": resume, "overwrite": overwrite}
     with friendly("the same command with --resume continues from the last saved state"):
-        with TerminalProgress() as progress:
+        if seeds is None:
             chosen = load_recipe(recipe, overrides or [])
-            try:
-                done = train_recipe(
-                    chosen,
-                    folder=run_dir,
-                    data_dir=data_dir,
-                    download=download,
-                    device=device,
-                    resume=resume,
-                    overwrite=overwrite,
-                    progress=progress,
-                )
-            except TrainingError as error:
-                say(("FAILED: ", "bold red"), str(error), to=errors)
-                raise typer.Exit(1) from error
-        say("\n".join(_summary(done)))
-        say(f"curves {learning_curves({chosen.name: done}, done.folder / 'curves.png')}")
-        if (done.best_average or done.best) is not None:
-            words = [str(done.folder)] + (["--which", "best"] if _collapsed_average(done) else [])
-            words += [] if data_dir is None else ["--data-dir", str(data_dir)]
-            say(f"next: flatrock eval {shlex.join(words)}")
+            runs = {chosen.seed: _trained(chosen, run_dir, **how)}
+        else:
+            wanted = _recipes(recipe, overrides or [], seeds_of(seeds))
+            folders = {seed: _folder(chosen, run_dir) for seed, chosen in wanted.items()}
+            if not (resume or overwrite):
+                _check_free(list(folders.values()))
+            runs = {}
+            for seed, chosen in wanted.items():
+                say(f"seed {seed}")
+                runs[seed] = _trained(chosen, folders[seed], **how)
+            show(trained_seeds(runs), f"{len(runs)} seeds of {chosen.name}, on the data that choose epochs")
+        for done in runs.values():
+            if done is not None and (done.best_average or done.best) is not None:
+                words = [str(done.folder)] + (["--which", "best"] if _collapsed_average(done) else [])
+                words += [] if data_dir is None else ["--data-dir", str(data_dir)]
+                say(f"next: flatrock eval {shlex.join(words)}")
+        if None in runs.values():
+            raise typer.Exit(1)
+
+
+def _trained(chosen: Recipe, folder: Path | None, **how: Any) -> Run | None:
+    """Train one run and tell how it went; None if it failed."""
+    try:
+        with TerminalProgress() as progress:
+            done = train_recipe(chosen, folder=folder, progress=progress, **how)
+    except TrainingError as error:
+        say(("FAILED: ", "bold red"), str(error), to=errors)
+        return None
+    say("\n".join(_summary(done)))
+    say(f"curves {learning_curves({chosen.name: done}, done.folder / 'curves.png')}")
+    return done
+
+
+def _recipes(name: str, overrides: Sequence[str], seeds: Sequence[int]) -> dict[int, Recipe]:
+    """The recipe once for every seed."""
+    own = [word for word in overrides if word.partition("=")[0].strip() == "seed"]
+    if own:
+        raise ConfigError(f"{own[0]} and --seeds exclude each other; choose one")
+    return {seed: load_recipe(name, [*overrides, f"seed={seed}"]) for seed in seeds}
+
+
+def _folder(chosen: Recipe, run_dir: Path | None) -> Path:
+    base = run_dir or DEFAULT_RUNS / chosen.name
+    return base.with_name(f"{base.name}-seed{chosen.seed}")
+
+
+def _check_free(folders: Sequence[Path]) -> None:
+    """Refused now, not after the runs before it."""
+    taken = [str(folder) for folder in folders if RunFolder(folder).in_use()]
+    if taken:
+        raise StateError(
+            f"in use: {', '.join(taken)}; continue with --resume (finished runs are kept), replace with --overwrite, "
+            "or choose another place with --run-dir"
+        )
 
 
 def _summary(done: Run) -> list[str]:

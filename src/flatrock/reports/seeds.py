@@ -1,0 +1,48 @@
+"""What several seeds say together: runs of one recipe, or evaluations of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import mean, stdev
+
+import torch
+
+from flatrock.core.records import Result, Run
+from flatrock.reports.table import Table, comparison, percent
+
+
+def trained_seeds(runs: Mapping[int, Run | None]) -> Table:
+    """One row per seed: the epoch evaluations take, its accuracies when it was chosen; None is a run that failed."""
+    rows: list[tuple[str, ...]] = []
+    clean: list[float | None] = []
+    robust: list[float | None] = []
+    for seed, run in runs.items():
+        best = None if run is None else run.best_average or run.best
+        if run is None or best is None:
+            rows.append((str(seed), "FAILED" if run is None else "collapsed", "", ""))
+            continue
+        averaged = run.best_average is not None
+        clean.append(best.average_clean if averaged else best.clean)
+        robust.append(best.average_robust if averaged else best.robust)
+        rows.append((str(seed), str(best.epoch), percent(clean[-1]), percent(robust[-1])))
+    if len(clean) > 1:
+        rows.append(("mean ± s.d.", "", _spread(clean), _spread(robust)))
+    return Table(("seed", "best epoch", "clean", "robust"), tuple(rows))
+
+
+def evaluated_seeds(results: Mapping[int, Result]) -> Table:
+    """One row per seed of the attacks, mean and standard deviation, and the per-sample worst case over all seeds."""
+    first = next(iter(results.values()))
+    flags = {name: torch.stack([r.flags[name] for r in results.values()]).all(0) for name in first.flags}
+    table = comparison({**{str(s): r for s, r in results.items()}, "all seeds": replace(first, flags=flags)})
+    attacks = [[r.per_attack[name] for r in results.values()] for name in first.per_attack]
+    columns = [[r.clean for r in results.values()], *attacks, [r.robust for r in results.values()]]
+    spread = ("mean ± s.d.", *map(_spread, columns))
+    return Table(("seed", *table.header[1:]), (*table.rows[:-1], spread, table.rows[-1]))
+
+
+def _spread(shares: Sequence[float | None]) -> str:
+    """Mean and standard deviation over seeds in percent; nothing where some are not known."""
+    known = [100 * share for share in shares if share is not None]
+    return f"{mean(known):.2f} ± {stdev(known):.2f}" if len(known) == len(shares) else ""

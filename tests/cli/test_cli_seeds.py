@@ -1,0 +1,115 @@
+"""`--seeds 0,1,2` of train and eval: one run or evaluation each, the same as alone, and a table of all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import flatrock.cli.evaluate as command
+from flatrock.cli.main import app
+
+EVAL = ["--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu"]
+QUICK = ["train.epochs=3", "data.limit=512", "train.batch_size=64", "select.size=40"]
+
+
+def flatrock(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def train(folder: Path, *words: str) -> Result:
+    return flatrock("train", "digits_standard", *QUICK, "--run-dir", str(folder), "--device", "cpu", *words)
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    """The last record, but for times."""
+    last: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return {k: v for k, v in last.items() if k not in ("seconds", "elapsed", "images_per_second", "crc")}
+
+
+def test_train(tmp_path: Path) -> None:
+    """As many runs, each as if trained alone; what is there is refused before the first of them begins."""
+    alone = train(tmp_path / "alone", "seed=4")
+    done = train(tmp_path / "x", "--seeds", "2,4")
+    assert (alone.exit_code, done.exit_code) == (0, 0), done.output
+    assert "mean ± s.d." in done.output
+    assert [f"next: flatrock eval {tmp_path / n}" in done.output for n in ("x-seed2", "x-seed4")] == [True, True]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["alone", "x-seed2", "x-seed4"]
+    assert metrics(tmp_path / "x-seed4") == metrics(tmp_path / "alone")
+    assert metrics(tmp_path / "x-seed2") != metrics(tmp_path / "alone")
+    again = train(tmp_path / "x", "--seeds", "1,2,4")
+    assert again.exit_code == 2
+    assert f"in use: {tmp_path / 'x-seed2'}, {tmp_path / 'x-seed4'}; continue with --resume" in again.output
+    assert not (tmp_path / "x-seed1").exists()
+    before = (tmp_path / "x-seed2" / "best.safetensors").stat().st_mtime_ns
+    more = train(tmp_path / "x", "--seeds", "1,2", "--resume")
+    assert "there is nothing to resume" in more.output
+    assert metrics(tmp_path / "x-seed1") != metrics(tmp_path / "x-seed2")
+    assert (tmp_path / "x-seed2" / "best.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
+    done = train(tmp_path / "x", "--seeds", "0,1", "optimizer.lr=1e30")
+    assert done.exit_code == 1
+    assert done.output.count("FAILED: ") == 2
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["x-seed0", "x-seed1"]
+    assert "mean" not in done.output and "next:" not in done.output
+
+
+def test_eval(run_folder: Path) -> None:
+    done = flatrock("eval", str(run_folder), *EVAL, "--seeds", "1,2")
+    assert done.exit_code == 0, done.output
+    together = [stored(run_folder, seed) for seed in (1, 2)]
+    assert [flatrock("eval", str(run_folder), *EVAL, "--seed", str(s)).exit_code for s in (1, 2)] == [0, 0]
+    alone = [stored(run_folder, seed) for seed in (1, 2)]
+    assert [r["flags"] for r in together] == [r["flags"] for r in alone]
+    assert together[0]["margins"] != together[1]["margins"]
+    assert "mean ± s.d." in done.output and "all seeds" in done.output
+
+
+def stored(folder: Path, seed: int) -> Any:
+    return json.loads((folder / f"result-best-pgd-3-n60-seed{seed}.json").read_text())
+
+
+def test_an_interrupted_seed_costs_those_before_it_nothing(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = command.evaluate_run
+
+    def stopped(source: Path, **how: Any) -> Any:
+        if how["seed"] == 6:
+            raise KeyboardInterrupt
+        return real(source, **how)
+
+    monkeypatch.setattr(command, "evaluate_run", stopped)
+    assert flatrock("eval", str(run_folder), *EVAL, "--seeds", "5,6").exit_code == 130
+    journal = run_folder / "result-best-pgd-3-n60-seed5.part"
+    assert list(journal.glob("chunk-*"))
+    assert not (run_folder / "result-best-pgd-3-n60-seed5.json").exists()
+    monkeypatch.undo()
+    done = flatrock("eval", str(run_folder), *EVAL, "--seeds", "5,6", "--resume")
+    assert done.exit_code == 0, done.output
+    assert not journal.exists()
+    assert stored(run_folder, 5)["provenance"]["seed"] == 5
+
+
+@pytest.mark.parametrize("text", ["", "3", "1,1", "1,-2", "a,b", "0;1", "1.5,2"])
+@pytest.mark.parametrize("of", ["train", "eval"])
+def test_seeds_that_are_none(text: str, of: str, run_folder: Path, tmp_path: Path) -> None:
+    done = (
+        train(tmp_path / "x", "--seeds", text) if of == "train" else flatrock("eval", str(run_folder), "--seeds", text)
+    )
+    assert done.exit_code == 2
+    assert f"seeds must be two or more different whole numbers such as 0,1,2, got {text!r}" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_of_one_seed_only(run_folder: Path, tmp_path: Path) -> None:
+    done = flatrock("eval", str(run_folder), "--seeds", "0,1", "--seed", "3", "--csv", str(tmp_path / "a.csv"))
+    assert done.exit_code == 2
+    assert "--seed, --csv: of one evaluation, but --seeds asks for several" in done.output
+    both = train(tmp_path / "x", "--seeds", "0,1", "seed=3")
+    assert both.exit_code == 2
+    assert "seed=3 and --seeds exclude each other" in both.output
+    assert not list(tmp_path.iterdir())
