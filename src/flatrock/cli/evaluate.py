@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,13 +105,8 @@ def run(
         for number in several or [seed]:
             if several:
                 say(f"seed {number}")
-            with TerminalProgress() as progress:
-                if source is None:
-                    result = evaluate_foreign(**own, **how, seed=number, device=device, progress=progress)
-                else:
-                    result = evaluate_run(source, **how, seed=number, device=pick_device(device), progress=progress)
-            _tell(result, shown.names if per_class else None)
-            found[number] = result
+            found[number] = _evaluated(source, own, **how, seed=number, device=device)
+            _tell(found[number], shown.names if per_class else None)
         # Not before all are there: until a result is stored its finished batches are kept, so that --resume has them.
         for result in found.values():
             kept = result if keep_adversarial else replace(result, adversarial=None)
@@ -122,6 +117,14 @@ def run(
         if several:
             say()
             show(_narrow(evaluated_seeds(found)), "seeds of the attacks")
+
+
+def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **how: Any) -> Result:
+    """The run, or the model of one's own."""
+    with TerminalProgress() as progress:
+        if source is None:
+            return evaluate_foreign(**own, **how, device=device, progress=progress)
+        return evaluate_run(source, **how, device=pick_device(device), progress=progress)
 
 
 def _draw(result: Result, stored: Path, shown: _Shown, csv: Path | None) -> None:
