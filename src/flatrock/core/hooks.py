@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from flatrock.core.rng import Seed
-from flatrock.core.types import Objective, Parts, Point, Views
+from flatrock.core.types import Attack, Objective, Parts, Point, Views
 
 # What is added to parameters, by name; empty = the weights stay where they are.
 Shift = Mapping[str, Tensor]
@@ -23,6 +23,22 @@ class Moment:
     step: int  # since training began, counted from 0
     share: float  # of training done: 0 at the first step, 1 at the last
     seed: Seed
+
+
+@runtime_checkable
+class TimedAttack(Attack, Protocol):
+    """An attack that changes from step to step of training (GAT): with the moment, never with what it did before."""
+
+    def at(self, moment: Moment) -> Attack:
+        """What attacks in this step."""
+
+
+@runtime_checkable
+class TimedObjective(Objective, Protocol):
+    """An objective whose weights change in the course of training (GAT); its passes do not."""
+
+    def at(self, moment: Moment) -> Objective:
+        """What is trained on in this step."""
 
 
 @dataclass(frozen=True)

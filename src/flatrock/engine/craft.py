@@ -20,20 +20,20 @@ def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
 
 
 def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:
-    job = stage.job
-    if job.attack is None:
+    job, attack = stage.job, stage.attack
+    if attack is None:
         return (Point(stage.x),)
     gen = job.seed.child("attack", stage.moment.step).samples(stage.ids)
     with job.runner.attacked(job.bn_mode, shift) as model:
-        if isinstance(job.attack, PathAttack):
-            path = job.attack.path(model, stage.x, stage.y, job.threat, gen)
+        if isinstance(attack, PathAttack):
+            path = attack.path(model, stage.x, stage.y, job.threat, gen)
             return tuple(Point(p.x_adv.detach(), p.weight) for p in path)
-        return (Point(job.attack(model, stage.x, stage.y, job.threat, gen).detach()),)
+        return (Point(attack(model, stage.x, stage.y, job.threat, gen).detach()),)
 
 
 def check(stage: Stage, points: tuple[Point, ...]) -> None:
     """Verify ball and box of what the attack returned (its last word); it costs a wait for a GPU."""
-    attack = stage.job.attack
+    attack = stage.attack
     if attack is not None and attack.bounded:
         check_crafted(points[-1].x_adv, stage.x, stage.job.threat, attack)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.borrow import kept_buffers, nudged
-from flatrock.core.hooks import Look, Moment, Penalty, Shift
-from flatrock.core.types import LABEL_TERMS, Parts, Point, View, Views
+from flatrock.core.hooks import Look, Moment, Penalty, Shift, TimedAttack, TimedObjective
+from flatrock.core.types import LABEL_TERMS, Attack, Objective, Parts, Point, View, Views
 from flatrock.engine.job import Job
 from flatrock.engine.runner import Runner
 
@@ -24,6 +24,18 @@ class Stage:
     y: Tensor
     ids: Tensor
     moment: Moment
+
+    @property
+    def attack(self) -> Attack | None:
+        """The job's, as it is at this moment."""
+        attack = self.job.attack
+        return attack.at(self.moment) if isinstance(attack, TimedAttack) else attack
+
+    @property
+    def objective(self) -> Objective:
+        """The job's, as it is at this moment."""
+        objective = self.job.objective
+        return objective.at(self.moment) if isinstance(objective, TimedObjective) else objective
 
 
 @dataclass(frozen=True)
@@ -60,13 +72,13 @@ def decayed(model: nn.Module) -> list[nn.Parameter]:
 
 def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> dict[str, Tensor]:
     """Gradient of the objective alone w.r.t. every parameter at w + shift; BatchNorm statistics are given back."""
-    job = stage.job
+    job, objective = stage.job, stage.objective
     parameters = {n: p for n, p in job.model.named_parameters() if p.requires_grad}
     with kept_buffers(job.model), nudged(job.model, shift):
         total: Tensor | None = None
         for point in points:
-            views = run_passes(job.runner, tuple(dict.fromkeys(job.objective.passes)), stage.x, point)
-            share = _weighted(job.objective.loss(views, stage.y).total, point.weight)
+            views = run_passes(job.runner, tuple(dict.fromkeys(objective.passes)), stage.x, point)
+            share = _weighted(objective.loss(views, stage.y).total, point.weight)
             total = share if total is None else total + share
         assert total is not None
         found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
@@ -104,7 +116,7 @@ def _add(losses: dict[str, Tensor], parts: Parts, weight: float) -> None:
 
 def _with_flatness(stage: Stage, point: Point, views: Views) -> Parts:
     """The objective and what every method adds; a method sees the objective alone, so their order does not matter."""
-    parts = stage.job.objective.loss(views, stage.y)
+    parts = stage.objective.loss(views, stage.y)
     beyond = None if point.help is None else point.help.x
     look = Look(stage.job.model, stage.x, point.x_adv, stage.y, views, parts, stage.moment, beyond)
     added = [p for method in stage.job.flatness.values() if (p := method.in_loss(look)) is not None]
