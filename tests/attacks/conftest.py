@@ -22,6 +22,8 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("cw", {"steps": 6}),
     ("kl-pgd", {"steps": 6}),
     ("kl-pgd", {"steps": 4, "restarts": 2, "start": "uniform"}),
+    ("guided", {}),
+    ("guided", {"guide": "never", "offset": 1.0}),
     ("mt", {"steps": 4}),
     ("langevin", {"steps": 8}),
     ("langevin", {"steps": 6, "project": "every", "start": "uniform", "noise": 0.05}),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatrock.attacks.catalog import ATTACKS
 from flatrock.core.rng import SampleGen, Seed
@@ -44,6 +45,19 @@ def gpu_waits(do: Callable[[], object]) -> int:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchroniz" in str(w.message) for w in caught)
+
+
+class Waits(TorchDispatchMode):
+    """Collects the operations that would make the CPU wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(word in str(func) for word in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.")):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 class Recorder(nn.Module):

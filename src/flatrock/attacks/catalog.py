@@ -15,6 +15,7 @@ from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary
 from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, class_indices, craft
 from flatrock.attacks.gaussian import Gaussian
 from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTargeted
+from flatrock.attacks.guided import Guided
 from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.rays import RayS
 from flatrock.attacks.square import Square
@@ -30,6 +31,9 @@ ATTACKS.add("fgsm", FastGradientSign, "one step of size eps up the cross-entropy
 ATTACKS.add("pgd", GradientAttack, "projected gradient ascent on cross-entropy (or loss: cw, dlr)", cite="Madry 2018")
 ATTACKS.add("cw", GradientAttack, "PGD on the Carlini-Wagner margin with kappa 50", cite="Carlini 2017", loss="cw")
 ATTACKS.add("kl-pgd", GradientAttack, "PGD on KL from the clean output (TRADES inner)", cite="Zhang 2019", loss="kl")
+ATTACKS.add(
+    "guided", Guided, "one step up cross-entropy and distance from the clean answer (GAT)", cite="Sriramanan 2020"
+)
 ATTACKS.add("mt", MultiTargeted, "PGD on the margin to every other class in turn", cite="Gowal 2019")
 ATTACKS.add("langevin", Langevin, "a noisy walk up the cross-entropy (ATENT)", cite="Jagatap 2021")
 ATTACKS.add("gaussian", Gaussian, "unclipped noise, to train what will be smoothed; no evaluation", cite="Cohen 2019")

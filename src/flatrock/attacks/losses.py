@@ -5,6 +5,8 @@ z are logits, y the true class, pi the classes by falling logit.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -61,6 +63,21 @@ def dlr_targeted(logits: Tensor, pair: Tensor) -> Tensor:
 def kl(logits: Tensor, log_clean: Tensor) -> Tensor:
     """KL(s || t), s the clean distribution (given as log-probabilities), t = softmax(z)."""
     return F.kl_div(F.log_softmax(logits, 1), log_clean, reduction="none", log_target=True).sum(1)
+
+
+@dataclass(frozen=True)
+class GuidedLoss:
+    """-sum_k p_k log t_k + weight * ||s - t||_2^2, t = softmax(z); a row of the target holds p, the label, and then s.
+
+    Two of the same weight are the same loss: recordings of attacks are found by it.
+    """
+
+    weight: float
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Per sample."""
+        label, clean = target.chunk(2, 1)
+        return cross_entropy(logits, label) + self.weight * (clean - F.softmax(logits, 1)).square().sum(1)
 
 
 # The fewest classes a loss is defined for, where there is such a number, and what to climb instead.

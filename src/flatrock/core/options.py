@@ -16,6 +16,15 @@ def weight(owner: str, name: str, value: float) -> None:
         raise ConfigError(f"{owner} {name} must be a number >= 0, got {value!r}")
 
 
+def share(owner: str, name: str, value: float, *, less: bool = False) -> None:
+    """A part of a whole is a number from 0 to 1; with `less` it may not be all of it."""
+    weight(owner, name, value)
+    if value > 1 or (less and value == 1):
+        raise ConfigError(
+            f"{owner} {name} must lie in [0, 1{')' if less else ']'}, got {value!r}; write a tenth as 0.1"
+        )
+
+
 def count(owner: str, name: str, value: int, *, least: int) -> None:
     """A number of times is a whole number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
