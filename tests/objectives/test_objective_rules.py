@@ -135,7 +135,7 @@ def test_mart_with_two_classes() -> None:
 # Labels
 
 
-@pytest.mark.parametrize("name", ["standard", "at", "trades", "alp"])
+@pytest.mark.parametrize("name", ["standard", "at", "trades", "gat", "alp"])
 def test_soft_labels(name: str) -> None:
     clean, adv, y = batch(12)
     objective = OBJECTIVES.make(name)
@@ -144,14 +144,15 @@ def test_soft_labels(name: str) -> None:
     one_hot = nn.functional.one_hot(y, 5).double()
     torch.testing.assert_close(objective.loss(views(clean, adv), one_hot).total, hard.total)
     mixed = 0.3 * one_hot + 0.7 * one_hot.flip(0)
-    logits = clean if name in ("standard", "trades") else adv
+    on_clean = name in ("standard", "trades", "gat")
+    logits = clean if on_clean else adv
     by_hand = -sum(
         w * math.log(p)
         for ws, ps in zip(mixed.tolist(), logits.softmax(1).tolist(), strict=True)
         for w, p in zip(ws, ps, strict=True)
         if w > 0
     )
-    term = "ce" if name in ("standard", "trades") else "ce_adv"
+    term = "ce" if on_clean else "ce_adv"
     assert float(objective.loss(views(clean, adv), mixed).terms[term]) == pytest.approx(by_hand / 12, rel=1e-12)
 
 
@@ -195,6 +196,7 @@ def test_a_batch_without_labels_has_cross_entropy_zero() -> None:
         ("trades", {}, ("clean", "adv"), "kl"),
         ("hat", {"helper": "runs/some"}, ("clean", "adv", "helper"), "kl"),
         ("hat", {"gamma": 0}, ("clean", "adv"), "kl"),
+        ("gat", {}, ("clean", "adv"), "guided"),
         ("trades", {"forwards": "paper"}, ("clean", "adv"), "kl"),
         ("trades", {"forwards": "code"}, ("clean", "adv", "clean"), "kl"),
         ("trades", {"forwards": "awp_code"}, ("adv", "clean", "clean"), "kl"),
@@ -234,7 +236,11 @@ def test_weights_must_be_numbers_from_zero_up(make: Callable[..., Objective], op
         ("alp", {"pair": "logit"}, "unknown alp pair 'logit'; known: logits, probabilities; did you mean 'logits'"),
         ("trades", {"betta": 6}, "did you mean 'beta'"),
         ("at", {"beta": 6}, "option of objective 'at': 'beta'"),
-        ("trade", {}, "unknown objective 'trade'; known: alp, at, hat, mart, standard, trades; did you mean 'trades'"),
+        (
+            "trade",
+            {},
+            "unknown objective 'trade'; known: alp, at, gat, hat, mart, standard, trades; did you mean 'trades'",
+        ),
     ],
 )
 def test_options_that_do_not_exist(name: str, options: dict[str, Any], message: str) -> None:

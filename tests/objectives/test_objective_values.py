@@ -14,6 +14,7 @@ from flatrock.core.types import LABEL_TERMS, Objective
 from flatrock.objectives.alp import ALP
 from flatrock.objectives.at import AT
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.objectives.gat import GAT
 from flatrock.objectives.mart import MART
 from flatrock.objectives.standard import Standard
 from flatrock.objectives.trades import TRADES
@@ -67,6 +68,8 @@ def naive(name: str, options: dict[str, Any], clean: Tensor, adv: Tensor, y: Ten
             one = {"ce": ce(z, k), "kl": kl(z, z_adv)}
             if options["gamma"]:
                 one["ce_helper"] = ce([2 * b - a for a, b in zip(z, z_adv, strict=True)], said)
+        elif name == "gat":
+            one = {"ce": ce(z, k), "pair_probabilities": one_pair(z, z_adv, "probabilities")}
         elif name == "mart":
             boost, wkl = one_mart(z, z_adv, k, options.get("form", "paper"))
             one = {"ce_adv": ce(z_adv, k), "boost": boost, "wkl": wkl}
@@ -147,6 +150,13 @@ def test_golden_alp_logits() -> None:
     got = golden(ALP(weight=0.5))
     assert got["pair_logits"] == 7.640625
     assert got["total"] == pytest.approx(0.2868669592 + 0.5 * 7.640625, abs=5e-11)
+
+
+def test_golden_gat() -> None:
+    squares = sum((a - b) ** 2 for a, b in zip(S, T, strict=True))
+    got = golden(GAT())
+    assert got["ce"] == pytest.approx(2.0482865608, abs=5e-11)
+    assert got["total"] == pytest.approx(2.0482865608 + 10 * squares, abs=5e-7)
 
 
 def test_golden_alp_probabilities() -> None:

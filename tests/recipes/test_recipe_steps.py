@@ -62,7 +62,7 @@ def tiny(name: str, folder: Path, helper_for: HelperFor, **changes: Any) -> Reci
     keys = {**TINY, **changes}
     small = NARROW if recipe.data.name == "cifar10" else {}
     keys |= helper_for(recipe, **{**keys, **small})
-    if recipe.attack.name == "gaussian":  # noise takes no steps
+    if recipe.attack.name in ("gaussian", "guided"):  # noise takes no steps, GAT's attack one
         keys.pop("attack.steps")
     if "awp" in [f.name for f in recipe.flatness]:
         keys["flatness.awp.warmup"] = 0

@@ -11,6 +11,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from flatrock.attacks.guided import Guided
 from flatrock.cli.main import app
 from flatrock.core.progress import Silent
 from flatrock.core.rows import read_rows
@@ -18,7 +19,7 @@ from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import ProbeOutcome
 from flatrock.recipes import build
-from flatrock.recipes.build import build_threat
+from flatrock.recipes.build import build_attack, build_threat
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.train import train_recipe
@@ -80,7 +81,9 @@ def test_rows_of_a_protocol_are_attacked_alike(name: str) -> None:
     assert (recipe.data.name, recipe.model.name, recipe.train.batch_size) == ("cifar10", "preact_resnet18", 128)
     assert (recipe.threat.norm, recipe.threat.eps) == ("linf", 8 / 255)
     assert recipe.attack.bn_mode == "eval", "only then a GPU takes the fast path"
-    if recipe.objective.name != "standard":
+    if recipe.objective.name == "gat":  # single-step is what it is
+        assert (recipe.attack.name, build_attack(recipe)) == ("guided", Guided())
+    elif recipe.objective.name != "standard":
         step = recipe.attack.options.get("step_size", build_threat(recipe).default_step)
         assert (recipe.attack.options["steps"], step) == (10, pytest.approx(2 / 255, rel=1e-15))
     assert (recipe.data.held_out, recipe.select.data) == (1000, "held_out")

@@ -45,8 +45,8 @@ class Parts:
     """A training loss as named terms, batch means without their weights: total = sum_k weights[k] * terms[k].
 
     The names are one vocabulary: `ce` and `ce_adv` (cross-entropy on clean and adversarial inputs), `boost` (MART's
-    margin), `kl` and `wkl` (KL(s || t), weighted by 1 - s_y), `pair_logits` and `pair_probabilities` (ALP), `ce_helper`
-    (HAT's cross-entropy with the labels of its helper).
+    margin), `kl` and `wkl` (KL(s || t), weighted by 1 - s_y), `pair_logits` and `pair_probabilities` (ALP;
+    GAT has the latter), `ce_helper` (HAT's cross-entropy with the labels of its helper).
     """
 
     terms: Mapping[str, Tensor]

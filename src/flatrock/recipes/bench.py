@@ -201,11 +201,12 @@ def _attack_ms(one: _Contestant, count: int) -> float | None:
         return None
     batch = next(one.batches)
     x, y = mixed(one.job, batch, one.step)
-    stage = Stage(one.job, x, y, batch.ids, one.job.moment(one.step))
+    # Step after step: an attack may take turns.
+    stages = [Stage(one.job, x, y, batch.ids, one.job.moment(one.step + i)) for i in range(count)]
     with one.job.runner.tuned():
-        craft(stage, {})
+        craft(stages[0], {})
         begun = now(one.job.device)
-        for _ in range(count):
+        for stage in stages:
             craft(stage, {})
         ended = now(one.job.device)
         wait(one.job.device)

@@ -44,7 +44,7 @@ from flatrock.recipes.schema import (
     Train,
 )
 
-INNER_ATTACKS = {"ce": "pgd", "kl": "kl-pgd", "none": "none"}
+INNER_ATTACKS = {"ce": "pgd", "kl": "kl-pgd", "guided": "guided", "none": "none"}
 
 
 @dataclass
@@ -117,8 +117,8 @@ def _inner_attack(draft: Draft) -> None:
     if section is None:
         return
     name = section.name
-    if objective is None and name == "auto":  # its own fault is noted; every inner attack takes pgd's options
-        name = "pgd"
+    if objective is None and name == "auto":  # its own fault is noted; all but GAT's attack take pgd's options
+        name = "guided" if getattr(draft.sections.get("objective"), "name", "") == "gat" else "pgd"
     if objective is not None:
         name = INNER_ATTACKS[objective.inner_loss] if name == "auto" else name
         if (objective.inner_loss == "none") != (name == "none"):
