@@ -23,7 +23,7 @@ from flatrock.recipes.schema import Recipe
 DATA, METHODS, NORMS = ("cifar10", "cifar100", "svhn"), ("at", "trades", "mart", "alp"), ("linf", "l2")
 GRID = [f"{d}_{m}_{n}" for d, m, n in product(DATA, METHODS, NORMS)]
 REGULARISED = [f"cifar10_at_{n}_{r}" for n, r in product(NORMS, ("l1", "l2", "cutout", "mixup"))]
-PLAIN_DIGITS = ("standard", "at", "trades", "hat", "mart", "alp", "at_l2", "trades_l2")
+PLAIN_DIGITS = ("standard", "at", "trades", "hat", "gat", "mart", "alp", "at_l2", "trades_l2")
 FLAT_DIGITS = ("trades_awp", "trades_rat", "trades_trh", "trades_s2o", "trades_swa", "trades_awp_rat_swa", "at_awp")
 SMOOTH = ("smooth", "trades_smooth")
 DIGITS = [f"digits_{m}" for m in (*PLAIN_DIGITS, *FLAT_DIGITS, "at_sam", "atent", "entropy_sgd", *SMOOTH)]
@@ -68,7 +68,7 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 166
+    assert len(EXPECTED) == len(set(EXPECTED)) == 167
     assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES
