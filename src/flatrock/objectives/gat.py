@@ -20,12 +20,13 @@ class GAT:
 
     `weight` is `rise` times as large from the share `rise_after` of training on: 40 after epoch 85 of 100. In a recipe
     the attack takes these three from here unless it has its own. Nothing is detached; the passes are made in the order
-    clean, adv (the sources give none).
+    clean, adv (the sources give none). `label_smoothing` concerns the cross-entropy: see `terms.cross_entropy`.
     """
 
     weight: float = 10.0
     rise: float = 4.0
     rise_after: float = 0.85
+    label_smoothing: float = 0.0
     passes: ClassVar[tuple[str, ...]] = ("clean", "adv")
     inner_loss: ClassVar[str] = "guided"
     hard_labels: ClassVar[bool] = False
@@ -34,6 +35,7 @@ class GAT:
         for name in ("weight", "rise"):
             weight("gat", name, getattr(self, name))
         share("gat", "rise_after", self.rise_after)
+        share("gat", "label_smoothing", self.label_smoothing, less=True)
 
     def at(self, moment: Moment) -> GAT:
         """With the weight of this step, which does not rise again."""
@@ -44,5 +46,6 @@ class GAT:
         """The GAT loss with `weight` as it is."""
         clean, adv = need(views.clean).logits, need(views.adv).logits
         distance = (F.softmax(clean, 1) - F.softmax(adv, 1)).square().sum(1).mean()
-        terms = {"ce": cross_entropy(clean, y), "pair_probabilities": distance}
+        ce = cross_entropy(clean, y, smoothing=self.label_smoothing)
+        terms = {"ce": ce, "pair_probabilities": distance}
         return Parts(terms, {"ce": 1.0, "pair_probabilities": self.weight})

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.options import weight
+from flatrock.core.options import share, weight
 from flatrock.core.types import Parts, Views
 from flatrock.objectives.terms import cross_entropy, kl_per_sample, need
 
@@ -20,19 +20,22 @@ class HAT:
 
     x_h = x + reach * (x' - x) goes beyond x', out of the ball and maybe the box; y_h is the class a network trained
     without attacks, the helper, gives x'. Both are constants. `helper` is its run folder (the best epoch) or one of its
-    checkpoints. gamma 0 is TRADES: no third pass, no helper.
+    checkpoints. gamma 0 is TRADES: no third pass, no helper. `label_smoothing` (see `terms.cross_entropy`) concerns y,
+    not what the helper says.
     """
 
     beta: float = 2.5
     gamma: float = 0.5
     reach: float = 2.0
     helper: str = ""
+    label_smoothing: float = 0.0
     inner_loss: ClassVar[str] = "kl"
     hard_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("beta", "gamma", "reach"):
             weight("hat", name, getattr(self, name))
+        share("hat", "label_smoothing", self.label_smoothing, less=True)
         if not isinstance(self.helper, str):
             raise ConfigError(f"hat helper must be the path of a run folder or checkpoint, got {self.helper!r}")
         if self.gamma > 0 and not self.helper:
@@ -49,7 +52,8 @@ class HAT:
     def loss(self, views: Views, y: Tensor) -> Parts:
         """The HAT loss; unlabeled samples (y = -1) take part in all but the first term: the helper labels them too."""
         clean, adv = need(views.clean).logits, need(views.adv).logits
-        terms = {"ce": cross_entropy(clean, y), "kl": kl_per_sample(clean, adv).mean()}
+        ce = cross_entropy(clean, y, smoothing=self.label_smoothing)
+        terms = {"ce": ce, "kl": kl_per_sample(clean, adv).mean()}
         weights = {"ce": 1.0, "kl": self.beta}
         if self.gamma > 0:
             if views.helper_y is None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flatrock.core.errors import ConfigError
 from flatrock.core.options import choose, weight
 from flatrock.core.types import Parts, Views
 from flatrock.objectives.terms import kl_per_sample, need
@@ -20,11 +21,12 @@ class MART:
 
     The first two are its boosted cross-entropy, kappa the most probable wrong class at x'. Nothing is detached but the
     index kappa. `form: paper` evaluates the logarithm stably in log space; `form: code` uses the official
-    constants 1.0001, 1.0000001 and 1e-12.
+    constants 1.0001, 1.0000001 and 1e-12. `label_smoothing` has no meaning here and must be 0.
     """
 
     beta: float = 5.0
     form: str = "paper"
+    label_smoothing: float = 0.0
     passes: ClassVar[tuple[str, ...]] = ("clean", "adv")
     inner_loss: ClassVar[str] = "ce"
     hard_labels: ClassVar[bool] = True
@@ -32,6 +34,11 @@ class MART:
     def __post_init__(self) -> None:
         weight("mart", "beta", self.beta)
         choose("mart", "form", self.form, ("paper", "code"))
+        if self.label_smoothing != 0:
+            raise ConfigError(
+                f"mart label_smoothing must be 0, got {self.label_smoothing!r}: its margin and its weights 1 - s_y are "
+                "defined for classes, not for shares of them; leave it out, or use trades, at or alp"
+            )
 
     def loss(self, views: Views, y: Tensor) -> Parts:
         """The MART loss; needs class indices."""

@@ -18,11 +18,14 @@ def need(view: View | None) -> View:
     return view
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Mean -log softmax(z)_y over the samples with a label; y holds indices (-1 = unlabeled) or probability rows."""
+def cross_entropy(logits: Tensor, y: Tensor, *, smoothing: float = 0.0) -> Tensor:
+    """Mean -log softmax(z)_y over the samples with a label; y holds indices (-1 = unlabeled) or probability rows.
+
+    With `smoothing` e a label p of C classes counts as (1 - e) p + e/C; 0 changes no bit.
+    """
     if y.is_floating_point():
-        return F.cross_entropy(logits, y)
-    per_sample = F.cross_entropy(logits, y, reduction="none", ignore_index=-1)
+        return F.cross_entropy(logits, y, label_smoothing=smoothing)
+    per_sample = F.cross_entropy(logits, y, reduction="none", ignore_index=-1, label_smoothing=smoothing)
     return per_sample.sum() / (y >= 0).sum().clamp_min(1)
 
 

@@ -244,9 +244,11 @@ class Recipe(Section):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep"):
             train.pop(free)
+        objective = keys["objective"]
+        objective.pop("helper", None)  # where it lies; a run's state knows its weights
         # Choices that came later: runs from before are those without.
-        for section, later in ((keys, "flatness"), (train, "clean_tick"), (augment, "shift"), (augment, "erase")):
-            if not section[later]:
-                section.pop(later)
-        keys["objective"].pop("helper", None)  # where it lies; a run's state knows its weights
+        later = ((keys, "flatness"), (train, "clean_tick"), (augment, "shift"), (augment, "erase"))
+        for section, key in (*later, (objective, "label_smoothing")):
+            if not section.get(key):
+                section.pop(key, None)
         return keys
