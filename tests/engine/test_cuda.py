@@ -34,7 +34,8 @@ MakeRecipe = Callable[..., Recipe]
 REFERENCE = {"engine__precision": "float32", "engine__compile": False}
 TWIN = {"engine__precision": "bfloat16", "engine__compile": False}
 FAST = {"engine__precision": "bfloat16", "engine__compile": True}
-OBJECTIVES = {"at": {}, "trades": {"beta": 3}, "mart": {"beta": 2}, "hat": {"gamma": 0.5}}
+OBJECTIVES = {"at": {}, "trades": {"beta": 3}, "mart": {"beta": 2}, "hat": {"gamma": 0.5}, "gat": {"weight": 5}}
+ATTACKS = {"gat": {"attack": {"name": "guided"}}}
 METHODS: dict[str, list[dict[str, Any]]] = {
     "none": [],
     "awp": [{"name": "awp", "gamma": 0.01}],
@@ -74,6 +75,7 @@ def test_three_steps_are_those_of_the_cpu(
 ) -> None:
     options = {**OBJECTIVES[objective], **({"helper": str(helper_run)} if objective == "hat" else {})}
     keys = {"objective": {"name": objective, **options}, "flatness": METHODS[method], **REFERENCE}
+    keys |= ATTACKS.get(objective, {})
     cpu = losses(build_job(make_recipe(**keys), folder=tmp_path / "cpu"))
     gpu = losses(build_job(make_recipe(**keys), folder=tmp_path / "gpu", device="cuda"))
     assert gpu == pytest.approx(cpu, rel=0.01)
@@ -91,12 +93,18 @@ def test_fast_steps_are_near_the_reference(make_recipe: MakeRecipe, tmp_path: Pa
 
 
 @pytest.mark.parametrize("engine", [REFERENCE, TWIN, FAST], ids=["reference", "twin", "compiled"])
-@pytest.mark.parametrize(("objective", "method"), [*(("trades", m) for m in METHODS), ("hat", "none"), ("hat", "awp")])
+@pytest.mark.parametrize(
+    ("objective", "method"),
+    [*(("trades", m) for m in METHODS), *((o, m) for o in ("hat", "gat") for m in ("none", "awp"))],
+)
 def test_nobody_waits_inside_an_epoch(
     make_recipe: MakeRecipe, helper_run: Path, tmp_path: Path, engine: dict[str, Any], objective: str, method: str
 ) -> None:
-    options: dict[str, Any] = {"trades": {"beta": 3}, "hat": {"helper": str(helper_run)}}[objective]
+    # A weight that rises is recorded anew when it does.
+    gat = {"rise": 1}
+    options: dict[str, Any] = {"trades": {"beta": 3}, "hat": {"helper": str(helper_run)}, "gat": gat}[objective]
     keys = {"objective": {"name": objective, **options}, "flatness": METHODS[method], **engine}
+    keys |= ATTACKS.get(objective, {})
     job = build_job(make_recipe(**keys), folder=tmp_path / "run", device="cuda")
     job.model.train()
     ready = [batch for batch, _ in zip(batches(job), range(12), strict=False)]
