@@ -167,12 +167,16 @@ def test_passes(made: Attack, forward: int) -> None:
 
 
 def test_the_clean_pass_comes_first_and_sees_the_inputs_themselves() -> None:
+    """It keeps no graph, on a network whose weights are not frozen either."""
     model, x, y = linear()
-    seen = Recorder(model)
-    craft(Guided(guide="always"), seen, x, y, Linf(EPS), gen_for(x))
+    seen, graphs = Recorder(model), []
+    model.register_forward_hook(lambda _, __, output: graphs.append(output.requires_grad))
+    Guided(guide="always")(seen, x, y, Linf(EPS), gen_for(x))
     assert len(seen.seen) == 2
     assert torch.equal(seen.seen[0], x)
     assert not torch.equal(seen.seen[1], x)
+    assert graphs == [False, True]
+    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize("step", [0, 1])

@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.costs import median_interval, read_bench
 from flatrock.core.errors import ConfigError
+from flatrock.core.hooks import Shift
 from flatrock.core.progress import Silent
+from flatrock.core.types import Point
+from flatrock.engine.loss import Stage
 from flatrock.recipes import bench as bench_module
 from flatrock.recipes.arithmetic import matmul_ceiling
 from flatrock.recipes.bench import bench
@@ -51,6 +54,20 @@ def test_costs_add_up() -> None:
     assert plain.attack_ms is None
     work = [c.tflops * c.ms_per_step for c in found.costs]
     assert work[2] - work[1] == pytest.approx(7 / 4 * (work[1] - work[0]), rel=1e-6), "each attack step is the same"
+
+
+def test_attacks_that_take_turns_are_measured_in_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
+        asked.append(stage.moment.step)
+        return bench_craft(stage, shift)
+
+    bench_craft = bench_module.craft
+    monkeypatch.setattr(bench_module, "craft", craft)
+    (cost,) = bench([load_recipe("digits_gat", SMALL)], rounds=1, steps=4).costs
+    assert (cost.attack["name"], cost.objective) == ("guided", "gat")
+    assert asked == [asked[0], *range(asked[0], asked[0] + 4)], "the first warms up"
 
 
 def test_methods_that_wait_for_their_turn_are_measured_at_work() -> None:
