@@ -436,7 +436,7 @@ def examined(slack: float, n: int = 60) -> tuple[Exam, Tally, tuple[Step, ...]]:
 def test_e11_a_twin_that_calls_samples_broken_too_early() -> None:
     exam, tally, steps = examined(0.4)
     assert tally.disputed > 1
-    assert codes(doubt.doubts_after(steps, tally, samples=60, classes=4)) == ["E11"]
+    assert codes(doubt.doubts_after(steps, tally, classes=4)) == ["E11"]
     exact = look(Net(), n=60, attacks=["pgd-10"])
     assert tally.standing == exact.robust, "what the twin only called broken was attacked again, in full precision"
     assert tally.costs["pgd-10"]["backwards"] > 0
@@ -457,7 +457,7 @@ def test_what_is_disputed_is_attacked_in_few_sizes_too(monkeypatch: pytest.Monke
 def test_e11_not_for_a_faithful_twin() -> None:
     _, tally, steps = examined(0.0)
     assert tally.disputed == 0
-    assert codes(doubt.doubts_after(steps, tally, samples=60, classes=4)) == []
+    assert codes(doubt.doubts_after(steps, tally, classes=4)) == []
 
 
 def test_e11_a_few_disputes_are_normal() -> None:

@@ -13,7 +13,7 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
 from flatrock.cli.shared import check_out, seeds_of
-from flatrock.core.device import pick_device
+from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
 from flatrock.data.dataset import Dataset
@@ -56,7 +56,7 @@ Surrogate = Annotated[
     Path | None, typer.Option(help="another run or checkpoint: inputs crafted on it (PGD-20, CW-20) are tried too")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted evaluation")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda; all, or such as cuda:0,cuda:1, to share the work")]
 Seed = Annotated[int, typer.Option(help="seed of the attacks' random numbers")]
 Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2: an evaluation each, then their mean and spread")]
 
@@ -121,10 +121,11 @@ def run(
 
 def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **how: Any) -> Result:
     """The run, or the model of one's own."""
+    devices = named_devices(device)
     with TerminalProgress() as progress:
         if source is None:
-            return evaluate_foreign(**own, **how, device=device, progress=progress)
-        return evaluate_run(source, **how, device=pick_device(device), progress=progress)
+            return evaluate_foreign(**own, **how, device=devices, progress=progress)
+        return evaluate_run(source, **how, device=devices, progress=progress)
 
 
 def _draw(result: Result, stored: Path, shown: _Shown, csv: Path | None) -> None:

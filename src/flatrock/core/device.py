@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 
@@ -14,6 +15,23 @@ from flatrock.core.errors import ConfigError
 def has_triton() -> bool:
     """Whether kernels of our own can be made here."""
     return find_spec("triton") is not None
+
+
+# One device, or several that share the work: the first one leads.
+Devices = torch.device | str | Sequence[torch.device | str]
+
+
+def each_device(devices: Devices) -> list[torch.device | str]:
+    """One by one, whether they exist or not."""
+    return [devices] if isinstance(devices, torch.device | str) else list(devices)
+
+
+def named_devices(text: str) -> list[str]:
+    """Devices between commas, whether they exist or not; 'all' are the CUDA devices there are, or the CPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if text.strip() == "all":
+        return [f"cuda:{i}" for i in range(count)] or ["cpu"]
+    return [word.strip() for word in text.split(",")]
 
 
 def pick_device(device: torch.device | str) -> torch.device:

@@ -100,9 +100,10 @@ def _climbs(attack: Attack) -> bool:
     return not (_black_box(attack) or isinstance(attack, Transfer)) and getattr(attack, "steps", 1) > 0
 
 
-def doubts_after(steps: Sequence[Step], tally: Tally, *, samples: int, classes: int) -> list[Finding]:
+def doubts_after(steps: Sequence[Step], tally: Tally, *, classes: int) -> list[Finding]:
     """No answer, few classes, disputed verdicts, black-box attacks that find more than white-box ones."""
     found = {s.label: int(tally.costs[s.label]["broken"]) for s in steps if s.plan and _black_box(s.attack)}
+    samples = len(tally.labels)
     return [
         *check_finite(tally.no_answer),
         *check_few_classes(substitutes(steps, classes), classes),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import check_ids, check_inputs, check_model, class_indices
-from flatrock.core.borrow import borrowed, exclusive
-from flatrock.core.device import pick_device
+from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.files import json_text
 from flatrock.core.identity import ANSWERS, answers
@@ -24,13 +22,15 @@ from flatrock.core.records import Finding, Result
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.core.threat import Threat
-from flatrock.evaluation.checks import all_marks, check_marks, check_mode
+from flatrock.evaluation.checks import all_marks, check_marks
+from flatrock.evaluation.crew import Crew, crew
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
-from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home, placed
-from flatrock.evaluation.fast_model import Counted, half_model
-from flatrock.evaluation.journal import Journal
+from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home
+from flatrock.evaluation.fast_model import Counted
+from flatrock.evaluation.journal import Chunk, Journal
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
-from flatrock.evaluation.surrogate import check_answers, check_surrogate, lent
+from flatrock.evaluation.setting import at_work, choose_crafting
+from flatrock.evaluation.surrogate import check_answers, check_surrogate
 from flatrock.evaluation.tally import Tally
 
 DEFAULT_ATTACKS = ("pgd-20", "cw-20")
@@ -46,7 +46,7 @@ def evaluate(
     attacks: Sequence[Spec] = DEFAULT_ATTACKS,
     surrogate: nn.Module | None = None,
     ids: Tensor | None = None,
-    device: torch.device | str | None = None,
+    device: Devices | None = None,
     batch_size: int | None = None,
     precision: str = "auto",
     doubt: bool = False,
@@ -62,52 +62,41 @@ def evaluate(
 
     An attack is tried on every sample the model gets right, an attack of a plan (`autoattack`) on what the plan's
     earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass. `Result.robust`
-    counts the samples that survive everything. Random numbers belong to `ids`, one per sample, or to rows of x.
-    `precision`: attacks craft in half precision on a GPU (`auto`), everywhere, or nowhere (`full`). `doubt` spends
-    passes on reasons not to believe the number. With a `journal` folder every finished batch is on disk, and `resume`
-    goes on from there. `fab`, `fab-t` and `rays` on their own also measure distances, for their whole budget. Inputs
-    crafted on a `surrogate` are tried by the attacks named transfer-..., else by transfer-pgd-20 and transfer-cw-20.
+    counts the samples that survive everything. Random numbers belong to `ids`, one per sample, or to rows of x. Of
+    several devices each attacks in a process of its own. `precision`: attacks craft in half precision on a GPU
+    (`auto`), everywhere, or nowhere (`full`). `doubt` looks for reasons not to believe the number. A `journal` folder
+    holds every finished batch, and `resume` goes on from there. `fab`, `fab-t` and `rays` alone also measure distances.
+    Inputs crafted on a `surrogate` are tried by attacks named transfer-..., else transfer-pgd-20 and transfer-cw-20.
     """
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
-    with _at_work(model, surrogate, device) as (where, other, at_first):
+    devices = [home(model)] if device is None else [pick_device(one) for one in each_device(device)]
+    with at_work(model, surrogate, devices[0]) as (other, at_first):
         findings = at_first + check_marks(marks)
-        size = int(batch_size or (GPU_BATCH if where.type == "cuda" else CPU_BATCH))
-        key = Seed(seed).child("evaluate")
-        exam = Exam(model, Counted(model), x, y, threat, where, size, key, other, _ids(ids, len(x)))
+        size, key = int(batch_size or _usual_batch(devices)), Seed(seed).child("evaluate")
+        exam = Exam(model, Counted(model), x, y, threat, devices[0], size, key, other, _ids(ids, len(x)))
         logits, margins = exam.clean_pass()
         check_answers(exam, logits.shape[1])
         steps = make_plan(attacks, classes=logits.shape[1], surrogate=other, threat=threat)
-        crafted, note = _crafting(exam, precision)
+        crafted, note = choose_crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings += doubts_before(exam, steps, logits, note)
         identity = {} if journal is None else _identity(exam, steps, seed, crafted, _said(margins, findings))
-        _run(exam, steps, tally, Journal(journal, identity, resume=resume), progress)
-        findings += doubts_after(steps, tally, samples=len(x), classes=logits.shape[1])
-        findings += doubts_deep(exam, tally) if doubt else []
+        store = Journal(journal, identity, resume=resume)
+        with crew(exam, devices, attacks, logits.shape[1], precision=precision, crafted=crafted) as workers:
+            _run(exam, steps, tally, store, progress, workers)
+        findings += doubts_after(steps, tally, classes=logits.shape[1]) + (doubts_deep(exam, tally) if doubt else [])
         rounded = tally.rounded(exam)
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
         ids=exam.ids,
-        predictions=logits.argmax(1),
         attacks={s.label: described(s.attack, threat) for s in steps},
         rounded=rounded,
         findings=tuple(findings),
         marks=marks,
-        provenance=_certificate(exam, seed, crafted, told),
+        provenance=_certificate(exam, seed, crafted, told | _shared(devices)),
         **tally.kept(),
     )
-
-
-@contextmanager
-def _at_work(
-    model: nn.Module, surrogate: nn.Module | None, device: torch.device | str | None
-) -> Iterator[tuple[torch.device, Counted | None, list[Finding]]]:
-    """Model and surrogate borrowed, for this thread alone: where they are, the surrogate, and doubts about the mode."""
-    with exclusive(model, surrogate):
-        where, findings = home(model) if device is None else pick_device(device), check_mode(model)
-        with placed(model, where), borrowed(model, where), lent(surrogate, where) as other:
-            yield where, other, findings
 
 
 def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +106,11 @@ def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any])
     if exam.surrogate is None:
         return about
     return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(exam.surrogate.inner)}}
+
+
+def _shared(devices: Sequence[torch.device]) -> dict[str, list[str]]:
+    """Who shared the work, if somebody did; its seconds are then those of all together."""
+    return {"devices": [str(device) for device in devices]} if len(devices) > 1 else {}
 
 
 def _checked(
@@ -169,21 +163,6 @@ def _ids(ids: Tensor | None, samples: int) -> Tensor | None:
     return None if torch.equal(known, torch.arange(samples)) else known
 
 
-def _crafting(exam: Exam, precision: str) -> tuple[str, str]:
-    """Give the exam a fast twin of the model where asked for; what attacks craft with, and why not otherwise."""
-    wanted = precision == "half" or (precision == "auto" and exam.device.type == "cuda")
-    if exam.x.dtype != torch.float32:
-        return "float64", "the inputs are float64" if precision == "half" else ""
-    if not wanted:
-        return "float32", ""
-    first, _ = exam.inputs(torch.arange(min(exam.x.shape[0], exam.batch_size)))
-    fast, note = half_model(exam.model, first)
-    if fast is None:
-        return "float32", note
-    exam.crafting, exam.exact = Counted(fast), False
-    return note, ""
-
-
 def _said(margins: Tensor, findings: Sequence[Finding]) -> list[float] | None:
     """The answers; None of a network that answers at random (E05), which cannot be known by them."""
     return None if any(finding.code == "E05" for finding in findings) else answers(margins)
@@ -208,19 +187,35 @@ def _identity(
     }
 
 
-def _run(exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, listener: Progress | None) -> None:
+def _usual_batch(devices: Sequence[torch.device]) -> int:
+    """Several devices take smaller batches, or there would not be one for each of them at the end."""
+    return max(GPU_BATCH // len(devices), CPU_BATCH) if devices[0].type == "cuda" else CPU_BATCH
+
+
+def _run(
+    exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, listener: Progress | None, workers: Crew | None
+) -> None:
     """Every step on its candidates, batch by batch; what the journal holds is not computed again."""
     progress = listener or Silent()
     for step in steps:
         rows = tally.candidates(step)
         tally.begin(step, measured=exam.measures(step) is not None)
         progress.begin(f"evaluating {step.label}", len(rows))
-        while len(rows):
-            chunk = store.replay(step.label, rows)
-            if chunk is None:
-                chunk = exam.attempt(step, rows)
-                store.keep(chunk)
+        for chunk in _chunks(exam, step, rows, store, workers):
             tally.add(step, chunk)
-            rows = rows[len(chunk.rows) :]
             progress.advance(len(chunk.rows), f"{100 * tally.standing:.2f} % stand")
         progress.end()
+
+
+def _chunks(exam: Exam, step: Step, rows: Tensor, store: Journal, workers: Crew | None) -> Iterator[Chunk]:
+    """The batches of a step in the order of their rows: from the journal, or made and put there."""
+    while len(rows):
+        chunk = store.replay(step.label, rows)
+        if chunk is not None:
+            yield chunk
+            rows = rows[len(chunk.rows) :]
+            continue
+        for made in [exam.attempt(step, rows)] if workers is None else workers.attempts(step, rows):
+            store.keep(made)
+            yield made
+            rows = rows[len(made.rows) :]

@@ -23,6 +23,7 @@ class Tally:
     def __init__(self, y: Tensor, logits: Tensor, margins: Tensor, x: Tensor | None) -> None:
         self._clean = classified_right(logits, y)
         self.labels = y.clone()  # whatever the caller does with theirs
+        self.predictions = logits.argmax(1)
         self.flags: dict[str, Tensor] = {"clean": self._clean}
         self.margins = {"clean": margins, "worst": margins.clone()}
         self.distances: dict[str, Tensor] = {}
@@ -86,7 +87,7 @@ class Tally:
 
     def kept(self) -> dict[str, Any]:
         """What a Result takes over as it is."""
-        names = ("flags", "labels", "plans", "margins", "distances", "adversarial", "costs")
+        names = ("flags", "labels", "predictions", "plans", "margins", "distances", "adversarial", "costs")
         return {name: getattr(self, name) for name in names}
 
     def first_rows(self, count: int) -> Tensor:

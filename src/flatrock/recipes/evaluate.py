@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flatrock.core.device import Devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import brief, write_atomic
 from flatrock.core.numbers import number
@@ -46,7 +47,7 @@ def evaluate_run(
     journal: bool = False,
     resume: bool = False,
     data_folder: Path | None = None,
-    device: torch.device | str = "cpu",
+    device: Devices = "cpu",
     seed: int = 0,
     progress: Progress | None = None,
     on_data: Callable[[Dataset], None] = unheeded,
@@ -55,7 +56,7 @@ def evaluate_run(
 
     `norm` and `eps` ask about another threat than the recipe's. With `journal` every finished batch is kept beside the
     checkpoint until `store_result`; `resume` goes on from it. Inputs crafted on the `surrogate`, another run, are tried
-    too. `on_data` is shown the test set before it begins.
+    too. Several devices share the work. `on_data` is shown the test set before it begins.
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)

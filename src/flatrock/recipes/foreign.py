@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatrock.core.device import pick_device
+from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.files import brief, write_atomic
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
@@ -70,7 +70,7 @@ def evaluate_foreign(
     journal: bool = False,
     resume: bool = False,
     data_folder: Path | None = None,
-    device: torch.device | str = "cpu",
+    device: Devices = "cpu",
     seed: int = 0,
     progress: Progress | None = None,
     on_data: Callable[[Dataset], None] = unheeded,
@@ -79,12 +79,12 @@ def evaluate_foreign(
 
     `journal` keeps finished batches beside `out` until `store_foreign`; the other options are those of evaluate_run.
     """
-    chosen = DEFAULT_ATTACKS if attacks is None else attacks
+    chosen, devices = DEFAULT_ATTACKS if attacks is None else attacks, each_device(device)
     made: dict[str, Any] = {"weights": weights, "num_classes": num_classes, "normalize": normalize, "which": which}
     asked = ForeignModel(model=model, **made, data=data, norm=norm, eps=eps)
-    asked.check(what="evaluation", faults=_faults(chosen, surrogate is not None, precision, device, out))
+    asked.check(what="evaluation", faults=_faults(chosen, surrogate is not None, precision, devices, out))
     foreign = asked.opened(progress or Silent())
-    test, whole = _test_set(asked, foreign, limit, data_folder, pick_device(device))
+    test, whole = _test_set(asked, foreign, limit, data_folder, pick_device(devices[0]))
     on_data(test)
     other = open_surrogate(surrogate, test)
     chosen = other.attacks(chosen, chosen)
@@ -151,11 +151,11 @@ def _default_target(
 
 
 def _faults(
-    attacks: Attacks, transfers: bool, precision: str, device: torch.device | str, out: Path | None
+    attacks: Attacks, transfers: bool, precision: str, devices: Sequence[torch.device | str], out: Path | None
 ) -> list[str]:
     """What is wrong with the options that do not describe the model."""
     # The surrogate is opened later; names can be checked with anything in its place.
     faults = caught("attacks", lambda: make_plan(attacks, surrogate=nn.Identity() if transfers else None))
     faults += caught("precision", lambda: choose("evaluate", "precision", precision, PRECISIONS))
-    faults += caught("device", lambda: pick_device(device))
+    faults += caught("device", lambda: [pick_device(device) for device in devices])
     return faults + out_faults(out, Result.from_json, what="result of an evaluation")

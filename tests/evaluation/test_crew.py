@@ -1,0 +1,199 @@
+"""Several devices share an evaluation: the same result, in whatever order batches end; failures are told."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing import Pipe, active_children
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from typing import Any, cast
+
+import pytest
+import torch
+from crew_cases import Dying, Failing, Linear
+from torch import Tensor, nn
+
+from flatrock.attacks.gradient import GradientAttack
+from flatrock.core.errors import ConfigError, ModelError, StateError
+from flatrock.core.progress import Silent
+from flatrock.core.records import Result
+from flatrock.core.rng import Seed
+from flatrock.core.threat import Linf
+from flatrock.evaluation.crew import Crew, Worker, crew
+from flatrock.evaluation.evaluate import evaluate
+from flatrock.evaluation.exam import Exam
+from flatrock.evaluation.fast_model import Counted
+from flatrock.evaluation.journal import Chunk
+from flatrock.evaluation.plans import Step
+from flatrock.models.catalog import create_model
+
+CPU = torch.device("cpu")
+ATTACKS = ["fab:steps=3", "fast", "pgd-3:restarts=2"]
+
+
+@pytest.fixture(autouse=True)
+def nobody_left() -> Iterator[None]:
+    yield
+    assert active_children() == []
+
+
+def same(a: Result, b: Result) -> None:
+    for name in ("flags", "margins", "distances"):
+        one, other = getattr(a, name), getattr(b, name)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[k], other[k]) for k in one), name
+    assert a.adversarial is not None and b.adversarial is not None
+    assert torch.equal(a.adversarial, b.adversarial)
+    for label, cost in a.costs.items():
+        counted = {k: v for k, v in cost.items() if k != "seconds"}
+        assert counted == {k: v for k, v in b.costs[label].items() if k != "seconds"}
+
+
+Ask = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def ask(digits: Any, digits_model: nn.Module) -> Ask:
+    """A plan, distances, transfers, ids of one's own; 4 batches at most of each."""
+    x, y, other = digits.test_x[:16], digits.test_y[:16], create_model("digits_cnn", seed=9)
+    asked = {"attacks": ATTACKS, "surrogate": other, "ids": torch.arange(16).flip(0), "batch_size": 4, "seed": 3}
+    return partial(evaluate, digits_model, x, y, Linf(0.1), **asked, keep_adversarial=True, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def alone(ask: Ask) -> Result:
+    return ask()
+
+
+def test_the_same_as_on_one_device(ask: Ask, alone: Result, digits_model: nn.Module) -> None:
+    before = {name: value.clone() for name, value in digits_model.state_dict().items()}
+    shared = ask(device=["cpu", "cpu"])
+    same(alone, shared)
+    assert 0 < shared.robust < shared.clean
+    assert shared.provenance["devices"] == ["cpu", "cpu"]
+    assert "devices" not in alone.provenance
+    assert all(torch.equal(value, before[name]) for name, value in digits_model.state_dict().items())
+    assert all(p.requires_grad for p in digits_model.parameters())
+
+
+@pytest.mark.gpu
+def test_two_processes_on_one_gpu(digits: Any, digits_model: nn.Module) -> None:
+    """Kernels may round otherwise there, so that a sample on the edge may fall to the other side."""
+    x, y, attacks = digits.test_x[:64], digits.test_y[:64], ["pgd-10", "apgd-ce:steps=10"]
+    alone, shared = (
+        evaluate(digits_model, x, y, Linf(0.1), attacks=attacks, device=device, batch_size=16)
+        for device in ("cuda", ["cuda:0", "cuda:0"])
+    )
+    assert torch.equal(alone.flags["clean"], shared.flags["clean"])
+    assert alone.provenance["precision"] == shared.provenance["precision"]
+    assert all(int((alone.flags[a] != shared.flags[a]).sum()) <= 1 for a in attacks)
+    assert 0 < shared.robust < shared.clean
+
+
+class Stopper(Silent):
+    """Ctrl-C after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def advance(self, units: int, note: str = "") -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_interrupted_it_goes_on_with_any_number_of_devices(ask: Ask, alone: Result, tmp_path: Path) -> None:
+    journal = tmp_path / "exam.part"
+    with pytest.raises(KeyboardInterrupt):
+        ask(device=["cpu", "cpu"], journal=journal, progress=Stopper(9))
+    assert active_children() == []
+    assert len(list(journal.glob("chunk-*"))) == 9
+    with pytest.raises(KeyboardInterrupt):
+        ask(journal=journal, resume=True, progress=Stopper(14))
+    same(alone, ask(device=["cpu", "cpu"], journal=journal, resume=True))
+
+
+def simple(model: nn.Module) -> Result:
+    x = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+    return evaluate(
+        model, x, torch.tensor([0, 1, 0, 1]), Linf(0.1), attacks=["pgd-2"], device=["cpu", "cpu"], batch_size=2
+    )
+
+
+def test_an_error_over_there_is_raised_here() -> None:
+    with pytest.raises(ModelError, match=r"on cpu: .*no such luck"):
+        simple(Failing())
+
+
+def test_a_process_that_ends_is_told() -> None:
+    with pytest.raises(StateError, match=r"the process on cpu has ended \(exit code 3\).*go on with --resume"):
+        simple(Dying())
+
+
+def test_a_network_that_cannot_travel() -> None:
+    model = Linear()
+    model.forward = lambda x: 2 * model.layer(x)  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match=r"cannot be sent to other processes.*evaluate on one device"):
+        simple(model)
+
+
+def test_devices_that_do_not_exist(ask: Ask) -> None:
+    with pytest.raises(ConfigError, match="unknown device 'gpu7'"):
+        ask(device=["cpu", "gpu7"])
+
+
+def test_workers_craft_alike() -> None:
+    x, y = torch.rand(4, 2), torch.zeros(4, dtype=torch.long)
+    model = Linear().eval()
+    exam = Exam(model, Counted(model), x, y, Linf(0.1), CPU, 2, Seed(0))
+    told = "on cpu attacks would craft in float32, on cpu in float16; name devices of one kind"
+    with (
+        pytest.raises(ConfigError, match=told),
+        crew(exam, [CPU, CPU], [], 3, precision="auto", crafted="float16"),
+    ):
+        raise AssertionError("the crew began")
+
+
+def chunk(rows: Tensor) -> Chunk:
+    right = torch.ones(len(rows), dtype=torch.bool)
+    return Chunk("x", rows, right, torch.zeros(len(rows)), torch.empty(0, 2), {})
+
+
+def served(line: Connection, seconds: float, seen: list[list[int]]) -> None:
+    """The other end of a line: answers slowly or fast, a batch of three in two parts."""
+    while True:
+        try:
+            _, rows = pickle.loads(line.recv_bytes())
+        except EOFError:
+            return
+        seen.append(rows.tolist())
+        time.sleep(seconds)
+        parts = [rows[:1], rows[1:]] if len(rows) == 3 else [rows]
+        line.send_bytes(pickle.dumps([chunk(part) for part in parts]))
+
+
+@pytest.mark.parametrize("slow", [(0.05, 0.0, 0.0), (0.0, 0.05, 0.02), (0.0, 0.0, 0.05)])
+def test_batches_come_in_order_whoever_is_slow(slow: tuple[float, ...]) -> None:
+    seen: list[list[list[int]]] = [[] for _ in slow]
+    lines = [Pipe() for _ in slow]
+    threads = [Thread(target=served, args=(lines[i][1], s, seen[i])) for i, s in enumerate(slow)]
+    for thread in threads:
+        thread.start()
+    try:
+        workers = [Worker(CPU, cast(Any, None), here) for here, _ in lines]
+        rows = torch.arange(100, 120)
+        step = Step("x", GradientAttack())
+        made = list(Crew(workers, 3).attempts(step, rows))
+    finally:
+        for here, _ in lines:
+            here.close()
+        for thread in threads:
+            thread.join()
+    assert torch.equal(torch.cat([c.rows for c in made]), rows)
+    assert [len(c.rows) for c in made] == [1, 2] * 6 + [2]
+    assert sorted(row for batches in seen for batch in batches for row in batch) == rows.tolist()  # everything once
+    assert all(seen)  # everybody worked
