@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 import flatrock.cli.evaluate as command
 from flatrock.cli.main import app
+from flatrock.evaluation.exam import Exam
 
 EVAL = ["--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu"]
 QUICK = ["train.epochs=3", "data.limit=512", "train.batch_size=64", "select.size=40"]
@@ -88,8 +89,12 @@ def test_an_interrupted_seed_costs_those_before_it_nothing(run_folder: Path, mon
     assert list(journal.glob("chunk-*"))
     assert not (run_folder / "result-best-pgd-3-n60-seed5.json").exists()
     monkeypatch.undo()
+    tried: list[int] = []
+    attempt = Exam.attempt
+    monkeypatch.setattr(Exam, "attempt", lambda *args: tried.append(1) or attempt(*args))
     done = flatrock("eval", str(run_folder), *EVAL, "--seeds", "5,6", "--resume")
     assert done.exit_code == 0, done.output
+    assert len(tried) == 1, "the one batch of seed 6; that of seed 5 is on disk"
     assert not journal.exists()
     assert stored(run_folder, 5)["provenance"]["seed"] == 5
 
@@ -103,6 +108,13 @@ def test_seeds_that_are_none(text: str, of: str, run_folder: Path, tmp_path: Pat
     assert done.exit_code == 2
     assert f"seeds must be two or more different whole numbers such as 0,1,2, got {text!r}" in done.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", [".", "/", ".."])
+def test_a_folder_without_a_name_cannot_be_numbered(folder: str) -> None:
+    done = train(Path(folder), "--seeds", "0,1")
+    assert done.exit_code == 2
+    assert f"run-dir must end in a name with --seeds, got {folder!r}" in done.output
 
 
 def test_what_is_of_one_seed_only(run_folder: Path, tmp_path: Path) -> None:

@@ -82,6 +82,16 @@ def test_what_does_not_change_is_copied_bit_by_bit() -> None:
         assert torch.equal(model(x), source(x))
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 32), (3, 8, 24)])
+def test_a_grid_that_is_no_square_is_taken_as_it_is(shape: tuple[int, int, int]) -> None:
+    """2x8 places are as many as 4x4, and not those."""
+    sizes = {"depth": 1, "width": 8, "heads": 2, "patch": 4, "input_shape": shape}
+    source, model = (create_model("vit", num_classes=c, seed=c, **sizes) for c in (10, 5))
+    assert isinstance(model, Transformer)
+    load_pretrained(model, source.state_dict())
+    assert torch.equal(model.pos_embed, source.state_dict()["pos_embed"])
+
+
 def test_wrapping_and_layers_before_a_head_of_other_classes_are_taken_off() -> None:
     plain, wrapped = cifar(), cifar(normalize="centered")
     state = shaken(vit(num_classes=11))

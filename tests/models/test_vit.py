@@ -148,6 +148,8 @@ def test_the_first_attack_has_a_gradient() -> None:
         ("vit", {"mlp": 2.5}, r"vit mlp must be a whole number >= 1, got 2\.5"),
         ("vit", {"patch": 16}, r"patches of 16 pixels at stride 2 do not end where 10 pixels do"),
         ("vit", {"stride": 4}, r"patches of 4 pixels at stride 4 do not end where 10 pixels do; choose"),
+        ("vit", {"stride": 6}, r"stride must not exceed patch, got stride 6 and patch 4"),
+        ("vit", {"input_shape": (True, 10, 10)}, r"input_shape must be such as \[3, 32, 32\]"),
         ("vit", {"input_shape": (2,)}, r"input_shape must be such as \[3, 32, 32\], got \(2,\)"),
         ("vit", {"input_shape": 32}, r"got 32"),
         ("vit_b4", {"depth": 3}, r"unknown option of model 'vit_b4': 'depth'; known: input_shape, normalize"),

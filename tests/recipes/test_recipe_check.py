@@ -47,6 +47,21 @@ def test_six_different_faults_are_reported_together() -> None:
         assert sum(f.startswith(beginning) for f in found) == 1, beginning
 
 
+def test_a_part_with_several_faults_tells_all_of_them() -> None:
+    """Names that are missing, and one that is misspelt beside them."""
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(
+            "digits_gat",
+            {"model": {"name": "vit", "depht": 1, "width": 8}, "objective": {"name": "gat", "a": 1, "b": 2}},
+        )
+    told = caught.value.faults
+    assert sum("'depht'" in fault for fault in told) == 1
+    for option in ("depth", "heads", "patch"):
+        assert f"model: model 'vit' needs the option '{option}'" in told
+    assert [sum(f"'{option}'" in fault for fault in told) for option in "ab"] == [1, 1]
+    assert len(told) == 6
+
+
 def test_the_error_counts_and_lists_the_faults() -> None:
     with pytest.raises(ConfigError, match=r"recipe digits_at has 2 faults:\n  - .*\n  - ") as caught:
         load_recipe("digits_at", ["threat.eps=-1", "seed=-1"])

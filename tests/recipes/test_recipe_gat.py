@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from flatrock.attacks.guided import Guided
+from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.objectives.gat import GAT
@@ -46,6 +49,15 @@ def test_the_attack_has_the_weight_of_the_loss(key: str, value: float) -> None:
     assert [getattr(attack(**changed), k) for k in KEYS] == [getattr(objective(**changed), k) for k in KEYS]
     assert getattr(attack(**changed), key) == value
     assert recipe_hash(load_recipe("digits_gat", changed)) != recipe_hash(load_recipe("digits_gat"))
+
+
+def test_a_copied_recipe_still_has_one_weight(tmp_path: Path) -> None:
+    """What the attack takes from the loss is written down nowhere, or it would stay when the loss is changed."""
+    file = tmp_path / "mine.yaml"
+    assert CliRunner().invoke(app, ["cp", "digits_gat", str(file)]).exit_code == 0
+    made = build_attack(load_recipe(file, {"objective.weight": 3}))
+    assert isinstance(made, Guided)
+    assert made.weight == 3
 
 
 def test_unless_it_says_otherwise() -> None:

@@ -60,6 +60,6 @@ def test_runs() -> None:
         ("0", "3", "70.00", "40.00"),
         ("1", "FAILED", "", ""),
         ("5", "2", "90.00", "60.00"),
-        ("mean ± s.d.", "", "80.00 ± 14.14", "50.00 ± 14.14"),
+        ("mean ± s.d. of 2", "", "80.00 ± 14.14", "50.00 ± 14.14"),
     )
     assert [row[0] for row in trained_seeds({0: runs[0], 1: None}).rows] == ["0", "1"]  # of one run there is no spread

@@ -83,6 +83,10 @@ def _recipes(name: str, overrides: Sequence[str], seeds: Sequence[int]) -> dict[
 
 def _folder(chosen: Recipe, run_dir: Path | None) -> Path:
     base = run_dir or DEFAULT_RUNS / chosen.name
+    if base.name in ("", ".."):
+        raise ConfigError(
+            f"run-dir must end in a name with --seeds, got {str(base)!r}; runs/x has them in runs/x-seed0, ..."
+        )
     return base.with_name(f"{base.name}-seed{chosen.seed}")
 
 

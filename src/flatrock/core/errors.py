@@ -1,5 +1,9 @@
 """Errors a user can act on: each message names the value, the rule and the cure."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 
 class FlatrockError(Exception):
     """Base of every error raised on purpose; the command line prints it without a traceback."""
@@ -11,6 +15,13 @@ class ConfigError(FlatrockError):
     def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
         self.faults = faults
         super().__init__("\n".join([message, *(f"  - {fault}" for fault in faults)]))
+
+    @classmethod
+    def of(cls, faults: Sequence[str]) -> ConfigError:
+        """Of faults that have no heading: the first stands in its place, and is one of `faults` like the others."""
+        error = cls(faults[0], tuple(faults[1:]))
+        error.faults = tuple(faults)
+        return error
 
 
 class ThreatError(FlatrockError):

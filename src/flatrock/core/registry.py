@@ -84,6 +84,6 @@ class Registry(Generic[T]):
         """Build the thing called `name`, with numpy's numbers as Python's; unknown names and options: ConfigError."""
         faults = self.faults(name, options)
         if faults:
-            raise ConfigError(faults[0], tuple(faults[1:]))
+            raise ConfigError.of(faults)
         entry = self._entries[name]
         return entry.make(**entry.fixed, **{option: plain(value) for option, value in options.items()})

@@ -105,7 +105,7 @@ def load_data(
     """The train or test split of a dataset, from files in `folder`, which `download` fetches if they are not there."""
     faults = data_faults(name, options)
     if faults:
-        raise ConfigError(faults[0], tuple(faults[1:]))
+        raise ConfigError.of(faults)
     place = folder or default_folder()
     source = info(name)
     if download and source.remote and source.find(place) is None:

@@ -95,7 +95,7 @@ def create_model(
     if isinstance(seed, bool) or not isinstance(seed, int):
         faults.append(f"seed must be an integer, got {seed!r}")
     if faults:
-        raise ConfigError(faults[0], tuple(faults[1:]))
+        raise ConfigError.of(faults)
     pair = _mean_std(normalize)
     with kept_global_rng(torch.get_default_device(), seed=Seed(seed).child("model")):
         model = MODELS.make(name, num_classes=num_classes, **options)

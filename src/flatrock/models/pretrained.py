@@ -23,8 +23,9 @@ def load_pretrained(model: Transformer, state: Mapping[str, Tensor]) -> None:
     """Fill a transformer with the weights of one that has other patches, images or classes; the head stays as it is.
 
     The kernel that reads patches and the grid of position embeddings are resized by cubic interpolation, 16x16 to 4x4
-    pixels and 14x14 to 15x15 places for a ViT-B16 on CIFAR; the embedding of the class token is kept. A kernel's
-    numbers are not made larger where there are fewer of them. Normalisation is the model's own, whatever the weights
+    pixels and 14x14 to 15x15 places for a ViT-B16 on CIFAR; the embedding of the class token is kept. As many places as
+    the model has are taken as they are; a grid that has to be resized must be a square one. A kernel's numbers are not
+    made larger where there are fewer of them. Normalisation is the model's own, whatever the weights
     come with. ConfigError lists what does not fit.
     """
     found = dict(unwrapped(state).state)
@@ -32,7 +33,7 @@ def load_pretrained(model: Transformer, state: Mapping[str, Tensor]) -> None:
     expected = {k: s for k, s in shapes_of(own).items() if not k.startswith("head.") and k not in ("mean", "std")}
     if KERNEL in found and found[KERNEL].dim() == 4:
         found[KERNEL] = _resized(found[KERNEL], expected[KERNEL][2:])
-    if POSITIONS in found and found[POSITIONS].dim() == 3:
+    if POSITIONS in found and found[POSITIONS].dim() == 3 and found[POSITIONS].shape != model.pos_embed.shape:
         found[POSITIONS] = _repositioned(found[POSITIONS], model.grid)
     fitting = fit(found, expected, what=f"this {type(model).__name__}", unused=_LEFT_OUT)
     model.load_state_dict(own | fitting)

@@ -161,7 +161,7 @@ class VisionTransformer(Transformer):
 
 def image_shape(family: str, shape: Sequence[int]) -> tuple[int, int, int]:
     """Channels, height and width; else ConfigError."""
-    whole = isinstance(shape, Sequence) and all(isinstance(size, int) and size > 0 for size in shape)
+    whole = isinstance(shape, Sequence) and all(type(size) is int and size > 0 for size in shape)
     if not whole or len(shape) != 3:
         raise ConfigError(f"{family} takes images: input_shape must be such as [3, 32, 32], got {shape!r}")
     channels, height, width = shape
@@ -177,7 +177,11 @@ def check_sizes(family: str, *, width: int, heads: int, **others: int) -> None:
 
 
 def _patches(size: int, patch: int, stride: int) -> int:
-    """How many patches lie side by side; they must reach the last pixel, or nobody would look at it."""
+    """How many patches lie side by side; together they must read every pixel."""
+    if stride > patch:
+        raise ConfigError(
+            f"vit stride must not exceed patch, got stride {stride} and patch {patch}: pixels between are never read"
+        )
     if size < patch or (size - patch) % stride:
         raise ConfigError(
             f"vit patches of {patch} pixels at stride {stride} do not end where {size} pixels do; "

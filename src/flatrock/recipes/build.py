@@ -143,8 +143,18 @@ def computes_bfloat16(device: torch.device) -> bool:
 
 
 def build_attack(recipe: Recipe) -> Attack | None:
-    """The attack the recipe trains with, if there is one."""
-    return None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options)
+    """The attack the recipe trains with, if there is one.
+
+    GAT has one weight, in its loss and in its attack: what the attack does not say of it is the objective's. It is not
+    written into the recipe, where one of the two could be changed without the other.
+    """
+    if recipe.attack.name == "none":
+        return None
+    options = recipe.attack.options
+    if recipe.attack.name == "guided" and recipe.objective.name == "gat":
+        objective = OBJECTIVES.make("gat", **recipe.objective.options)
+        options = {key: getattr(objective, key) for key in ("weight", "rise", "rise_after")} | options
+    return ATTACKS.make(recipe.attack.name, **options)
 
 
 def _schedule(recipe: Recipe) -> Schedule:

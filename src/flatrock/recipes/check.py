@@ -9,13 +9,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
-from flatrock.core.types import Objective
 from flatrock.data.catalog import info
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.objectives.gat import GAT
 from flatrock.recipes.pieces import model_options
 from flatrock.recipes.rules import INNER_ATTACKS, rule_faults
-from flatrock.recipes.schema import InnerAttack, Network, Recipe
+from flatrock.recipes.schema import Network, Recipe
 
 
 def validate(raw: Mapping[str, Any], where: str) -> Recipe:
@@ -29,27 +27,20 @@ def validate(raw: Mapping[str, Any], where: str) -> Recipe:
 
 def _completed(recipe: Recipe) -> Recipe:
     """Fill in what follows from other keys, so that the stored recipe says everything."""
-    objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
+    inner = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).inner_loss
     source, model = info(recipe.data.name), recipe.model
     filled = {"num_classes": model.num_classes or source.num_classes, **model_options(model, source.input_shape)}
-    name = INNER_ATTACKS[objective.inner_loss] if recipe.attack.name == "auto" else recipe.attack.name
+    name = INNER_ATTACKS[inner] if recipe.attack.name == "auto" else recipe.attack.name
     metric = recipe.select.metric
     if metric == "auto":
         metric = "clean" if name == "none" else "robust"
     return recipe.model_copy(
         update={
             "model": Network.model_validate({**model.model_dump(), **filled}),
-            "attack": recipe.attack.model_copy(update={**_guide(objective, name, recipe.attack), "name": name}),
+            "attack": recipe.attack.model_copy(update={"name": name}),
             "select": recipe.select.model_copy(update={"metric": metric}),
         }
     )
-
-
-def _guide(objective: Objective, name: str, attack: InnerAttack) -> dict[str, Any]:
-    """GAT has one weight, in its loss and in its attack: what the attack does not say of it is the objective's."""
-    if not isinstance(objective, GAT) or name != "guided":
-        return {}
-    return {key: getattr(objective, key) for key in ("weight", "rise", "rise_after") if key not in attack.options}
 
 
 def _sections(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

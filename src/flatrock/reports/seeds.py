@@ -27,7 +27,7 @@ def trained_seeds(runs: Mapping[int, Run | None]) -> Table:
         robust.append(best.average_robust if averaged else best.robust)
         rows.append((str(seed), str(best.epoch), percent(clean[-1]), percent(robust[-1])))
     if len(clean) > 1:
-        rows.append(("mean ± s.d.", "", _spread(clean), _spread(robust)))
+        rows.append((f"mean ± s.d. of {len(clean)}", "", _spread(clean), _spread(robust)))
     return Table(("seed", "best epoch", "clean", "robust"), tuple(rows))
 
 
