@@ -35,8 +35,12 @@ def digest(tensors: Mapping[str, Tensor], meta: str) -> str:
 
 def weights_digest(model: nn.Module) -> str:
     """sha256 over the names, types, shapes and bytes of all weights and buffers; extra state may be no tensor."""
-    state = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
-    return digest({k: v.detach().cpu().contiguous() for k, v in state.items()}, "")
+    return tensors_digest({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over the names, types, shapes and bytes of tensors, wherever they are."""
+    return digest({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, "")
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, older: Path | None = None) -> None:
@@ -79,6 +83,17 @@ def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dic
             f"{path} holds a {meta.get('role')!r} checkpoint where {role!r} belongs; put the right file back"
         )
     return tensors, meta
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file says that it is one of these; one that cannot be read does not."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as f:
+            return (f.metadata() or {}).get("format") == FORMAT
+    except (SafetensorError, OSError, ValueError, RuntimeError):
+        return False
 
 
 def _is_archive(path: Path) -> bool:

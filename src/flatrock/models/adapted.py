@@ -17,7 +17,10 @@ MORE = "does more with its last nn.Linear than to return what it gives; let it c
 
 
 class Adapted(Classifier):
-    """head(network(x)): any module of logits that ends in an nn.Linear, which is taken out of it (not of a copy)."""
+    """head(network(x)): any module of logits that ends in an nn.Linear, which is taken out of it (not of a copy).
+
+    `head_places` are the names it had there.
+    """
 
     def __init__(self, network: nn.Module, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
@@ -29,6 +32,7 @@ class Adapted(Classifier):
                 raise ModelError(
                     f"{type(network).__name__} has {seen.logits.shape[1]} logits for {num_classes} classes"
                 )
+            self.head_places = [n for n, m in network.named_modules(remove_duplicate=False) if m is self.head]
             self.network = _without(network, self.head)
             logits = self.head(self.network(x))
             if not near(logits, seen.logits):

@@ -13,6 +13,8 @@ from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.weights import Pair, Shapes, fit, shapes_of, unwrapped
 
 Network = tuple[str, dict[str, int]]
+# How a network of one's own is named, on the command line and in a recipe.
+FACTORY = "--model package.module:factory, in a recipe model.name=module:factory"
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def _vgg_network(shapes: Shapes) -> Network:
     if name not in MODELS:
         raise ConfigError(
             f"these weights are those of a VGG of depth {depth}, and flatrock has vgg16_bn and vgg19_bn; "
-            "give a factory of it with --model package.module:factory"
+            f"give a factory of it: {FACTORY}"
         )
     return name, {}
 
@@ -247,7 +249,7 @@ def _translated(ours: str, table: Mapping[str, str]) -> str:
 
 
 def _unrecognised(state: Mapping[str, Tensor]) -> str:
-    cure = "give a factory of their network with --model package.module:factory"
+    cure = f"give a factory of their network: {FACTORY}"
     reason = next((why for marks, why in _REFUSED if all(m in state for m in marks)), None)
     if reason is not None:
         return f"these weights cannot be converted: {reason}" + ("" if "--model" in reason else f"; {cure}")

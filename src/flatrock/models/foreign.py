@@ -41,7 +41,7 @@ class Foreign:
             others = about["weights_others"]
             also = f"; also there, for --which: {', '.join(others)}" if others else ""
             said.append(f"weights {about['weights']}, sha256 {about['weights_sha256'][:12]}{entry}{averaged}{also}")
-        values = f": mean {_short(shift['mean'])}, std {_short(shift['std'])}" if shift["mean"] else ""
+        values = f": {in_numbers((shift['mean'], shift['std']))}" if shift["mean"] else ""
         return [*said, f"normalisation {shift['source']}{values}"]
 
 
@@ -89,7 +89,7 @@ def open_foreign(
     if model is not None and ":" in model:
         return _from_factory(model, file, normalize)
     assert file is not None  # model_faults asked for it
-    found = _converted(model, file)
+    found = converted(model, file)
     if num_classes not in (None, found.num_classes):
         raise ConfigError(f"num_classes is {num_classes}, but the weights in {file.file} have {found.num_classes}")
     network = _built(found)
@@ -119,7 +119,7 @@ def _fill(network: nn.Module, file: Weights, text: str) -> Pair | None:
     return best.normalize
 
 
-def _converted(name: str | None, file: Weights) -> Converted:
+def converted(name: str | None, file: Weights) -> Converted:
     """The weights under flatrock's names, for the network called `name` or the one that the family is."""
     reading = unwrapped(file.state)
     if name is not None and "head.weight" in reading.state:
@@ -130,7 +130,7 @@ def _converted(name: str | None, file: Weights) -> Converted:
         if asked.make is not entry.make or asked.fixed:  # wide_resnet stands for every depth and width
             raise ConfigError(
                 f"model is {name!r}, but the weights in {file.file} are those of a {found.family} "
-                f"({found.model_name}); leave out --model, or give the file that belongs to it"
+                f"({found.model_name}); name that network, or give a file that belongs to {name!r}"
             )
     return found
 
@@ -148,12 +148,22 @@ def _normalization(asked: str | None, stored: Pair | None) -> tuple[Pair | None,
     pair = None if asked in (None, "none") else NORMALIZATIONS[str(asked)]
     if stored is None:
         return pair, asked or "none"
-    if asked is not None and (pair is None or not all(map(_equal, pair, stored))):
+    if asked is not None and not same_normalization(pair, stored):
         raise ConfigError(
-            f"normalize is {asked!r}, but the weights come with mean {_short(stored[0])} and std {_short(stored[1])}; "
+            f"normalize is {asked!r}, but the weights come with {in_numbers(stored)}; "
             "leave out --normalize to use those"
         )
     return stored, "stored with the weights"
+
+
+def same_normalization(a: Pair | None, b: Pair | None) -> bool:
+    """Whether two networks, of which one may have none, normalise alike."""
+    return a is b if a is None or b is None else all(map(_equal, a, b))
+
+
+def in_numbers(pair: tuple[Sequence[float], Sequence[float]]) -> str:
+    """A normalisation in words."""
+    return f"mean {_short(pair[0])}, std {_short(pair[1])}"
 
 
 def _equal(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -207,7 +207,9 @@ def fit(
     found = {"missing": missing, "extra": extra, "misshapen": odd}
     if any(found.values()):
         faults = tuple(f"{kind} ({len(names)}): {_some(names)}" for kind, names in found.items() if names)
-        raise ConfigError(f"the weights do not fit {what}; give the network they belong to with --model", faults)
+        raise ConfigError(
+            f"the weights do not fit {what}; name the network they belong to (--model, model.name)", faults
+        )
     # Files of old versions of torch lack BatchNorm's counters.
     return {name: state[k] if k in state else torch.zeros((), dtype=torch.int64) for name, k in wanted.items()}
 
