@@ -20,7 +20,7 @@ from flatrock.recipes.cost import estimate
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
-from flatrock.recipes.results import _other_helper, collect_run
+from flatrock.recipes.results import collect_run, other_sources
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
 
@@ -200,9 +200,9 @@ def test_results_tell_of_a_helper_the_library_does_not_name(standard: Path, tmp_
         assert text.endswith("instead of 'digits_standard'")
     whole = load_recipe("digits_hat")
     named = {"recipe": "digits_standard", "recipe_hash": recipe_hash(load_recipe("digits_standard"))}
-    assert _other_helper(whole, named) == []
-    assert _other_helper(whole, {**named, "recipe": "digits_at"}) != []
-    assert _other_helper(whole, None) == []
+    assert other_sources(whole, {"helper": named}) == []
+    assert other_sources(whole, {"helper": {**named, "recipe": "digits_at"}}) != []
+    assert other_sources(whole, {}) == []
 
 
 def test_the_library_names_helpers_that_can_be_trained() -> None:

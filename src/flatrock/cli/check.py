@@ -18,6 +18,7 @@ from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
+from flatrock.recipes.start import start_fault, start_faults
 from flatrock.recipes.text import recipe_text
 
 
@@ -29,7 +30,7 @@ def run(
 ) -> None:
     """Validate a recipe, print it in full, its parameter count, steps and estimated cost."""
     with friendly():
-        chosen = load_recipe(recipe, overrides or [])
+        chosen = load_recipe(recipe, overrides or [], also=start_faults)
         say(recipe_text(chosen, called=recipe))
         where = pick_device(device)
         cost = estimate(chosen, device=where, samples=_counted(chosen, data_dir))
@@ -44,8 +45,8 @@ def run(
             _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
             _line("time", f"about {_human(cost.seconds)} on {device_name(where)}")
             say("  (time extrapolated from one batch: an order of magnitude)")
-        if fault := helper_fault(chosen):
-            raise ConfigError(f"recipe {chosen.name} is sound, but cannot be trained yet:", (fault,))
+        if faults := tuple(fault for fault in (helper_fault(chosen), start_fault(chosen)) if fault):
+            raise ConfigError(f"recipe {chosen.name} is sound, but cannot be trained yet:", faults)
 
 
 def _place(recipe: Recipe, folder: Path | None) -> str:

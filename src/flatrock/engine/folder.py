@@ -106,11 +106,15 @@ class RunFolder:
 
     def check_resumable(self) -> None:
         """Refuse early, and without leaving a trace, where there is nothing to resume."""
-        if not (self.state.exists() or self.older_state.exists()):
+        if not self.begun():
             raise StateError(
                 f"{self.path} cannot be resumed: there is no {self.state.name}; start again with --overwrite "
                 "(in Python: overwrite=True)"
             )
+
+    def begun(self) -> bool:
+        """Whether there is a state to go on from."""
+        return self.state.exists() or self.older_state.exists()
 
     def known_by(self) -> str:
         """The checkpoint meant by the run: the best epoch, of the averaged weights where they are kept."""

@@ -83,6 +83,7 @@ class Job:
     save_seconds: float
     tensorboard: bool
     helper: Helper | None = None
+    start: str | None = None  # digest of the weights it begins with; None: they are drawn, or a resumed run has its own
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property

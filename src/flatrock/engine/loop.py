@@ -112,7 +112,7 @@ def _spent(job: Job, state: TrainState) -> bool:
 
 def _fresh(job: Job, folder: RunFolder) -> TrainState:
     folder.clear()
-    state = TrainState()
+    state = TrainState(start=job.start)
     folder.write_info(status="running", reason="", **_certificate(job), provenance=dict(job.provenance))
     save_state(job, folder, state)
     folder.writer.wait()  # a folder nothing can be stored in is found out before anything is trained

@@ -23,8 +23,12 @@ from flatrock.engine.watch import Watch
 
 @dataclass
 class TrainState:
-    """Progress of a run. Random numbers need no state: they are functions of the seed and the step."""
+    """Progress of a run. Random numbers need no state: they are functions of the seed and the step.
 
+    `start` is a digest of the weights it began with, None if they were drawn.
+    """
+
+    start: str | None = None
     epoch: int = 0
     step_in_epoch: int = 0
     seconds: float = 0.0
@@ -61,6 +65,7 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
         "recipe_hash": job.recipe_hash,
         "data_digest": job.data_digest,
         "helper": None if job.helper is None else job.helper.digest,
+        "start": state.start,
         "class_names": list(job.class_names),
         "epoch": state.epoch,
         "step_in_epoch": state.step_in_epoch,
@@ -86,12 +91,14 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
     if meta["data_digest"] != job.data_digest:
         raise StateError(f"the data are not those {path} was trained on; give the same files, or --overwrite")
     _check_helper(job, path, meta.get("helper"))
+    _check_start(job, path, meta.get("start"))
     put_model(job.model, tensors, path)
     put_optimizer(job.optimizer, tensors, meta["optimizer"])
     for name, method in job.flatness.items():
         own = f"flatness/{name}/"
         method.restore({k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)})
     return TrainState(
+        start=meta.get("start"),
         epoch=meta["epoch"],
         step_in_epoch=meta["step_in_epoch"],
         seconds=meta["seconds"],
@@ -109,6 +116,17 @@ def _check_helper(job: Job, path: Path, there: str | None) -> None:
             f"{path} was trained with a helper of weights {there and there[:16]}, objective.helper "
             f"{job.recipe['objective'].get('helper')!r} has {here and here[:16]}; name the helper the run began with, "
             "or --overwrite"
+        )
+
+
+def _check_start(job: Job, path: Path, there: str | None) -> None:
+    """Weights to begin with that are not needed any more may be gone, but others belong to another run."""
+    here = job.start
+    if here is not None and here != there:
+        raise StateError(
+            f"{path} began with weights {there and there[:16]}, model.weights {job.recipe['model'].get('weights')!r} "
+            f"has {here[:16]}; name those it began with (if they are gone, a path where nothing is: the run has its "
+            "own by now), or --overwrite"
         )
 
 

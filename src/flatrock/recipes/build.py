@@ -26,6 +26,7 @@ from flatrock.data.dataset import Dataset
 from flatrock.data.loader import TensorLoader
 from flatrock.data.npz import load as load_npz
 from flatrock.data.split import Split, fair_subset, held_out_split
+from flatrock.engine.folder import RunFolder
 from flatrock.engine.helper import Helper
 from flatrock.engine.job import Job, Keep, ProbeOutcome
 from flatrock.engine.runner import Engine, Runner
@@ -39,6 +40,7 @@ from flatrock.recipes.helper import open_helper
 from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, recipe_hash
 from flatrock.recipes.schema import Recipe
+from flatrock.recipes.start import Start, begin
 
 # Steps; compiling takes as long as so many of a small network, or more, and shorter runs are over before it pays.
 WORTH_COMPILING = 1000
@@ -51,27 +53,26 @@ def build_job(
     data_folder: Path | None = None,
     download: bool = False,
     device: torch.device | str = "cpu",
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> Job:
-    """Load the data, make the model and everything else; nothing is trained and nothing is written."""
-    where = torch.device(device)
-    source, listener = recipe.data, progress or Silent()
-    data = load_data(source.name, "train", folder=data_folder, download=download, progress=listener, **source.options)
-    split = held_out_split(data, size=recipe.data.held_out) if recipe.data.held_out else Split(data, data, "none")
+    """Load the data, make the model and everything else (`resume`: see begin); nothing is trained, nothing written."""
+    where, target, listener = torch.device(device), folder or DEFAULT_RUNS / recipe.name, progress or Silent()
+    data, split = _loaded(recipe, data_folder, download, listener)
     train = fair_subset(split.train, recipe.data.limit)
     extra = _extra(recipe, data)
     seed = Seed(recipe.seed)
     loader = _loader(recipe, train, extra, seed, where)
-    steps = recipe.train.epochs * len(loader)
-    engine = build_engine(recipe, where, steps=min(steps, recipe.train.max_steps or steps))
-    model = _placed(recipe, where, engine, rows=min(recipe.train.batch_size, len(train)))
+    engine = build_engine(recipe, where, steps=_steps(recipe, len(loader)))
+    model = build_model(recipe)
+    start = begin(recipe, model, folder=RunFolder(target), resume=resume, progress=listener)
     check_fit(model, data)
+    _place(model, where, engine, rows=min(recipe.train.batch_size, len(train)))
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     helper = open_helper(objective, model, data.class_names, fast=engine.twin)
-    selection = fair_subset(_selection(recipe, split, data_folder), recipe.select.size)
     return Job(
         name=recipe.name,
-        folder=folder or DEFAULT_RUNS / recipe.name,
+        folder=target,
         recipe=recipe.resolved(),
         recipe_hash=recipe_hash(recipe),
         data_digest=_digest(data, extra, split.digest),
@@ -94,7 +95,7 @@ def build_job(
         l2=recipe.optimizer.l2,
         mixup_alpha=recipe.data.augment.mixup,
         clean_tick=recipe.train.clean_tick,
-        probe=_probe(recipe, selection, train, where, fast=engine.compile),
+        probe=_probe(recipe, _selection(recipe, split, data_folder), train, where, fast=engine.compile),
         probe_every=recipe.select.every,
         selected_on=recipe.select.data,
         select_metric=recipe.select.metric,
@@ -102,25 +103,39 @@ def build_job(
         save_seconds=recipe.train.save_seconds,
         tensorboard=recipe.train.tensorboard,
         helper=helper,
-        provenance=_certificate(recipe, where, split, engine, helper),
+        start=None if start is None else start.digest,
+        provenance=_certificate(recipe, where, split, engine, helper, start),
     )
 
 
+def _loaded(recipe: Recipe, folder: Path | None, download: bool, progress: Progress) -> tuple[Dataset, Split]:
+    """The training set, and the part of it that is trained on beside the one set aside."""
+    source = recipe.data
+    data = load_data(source.name, "train", folder=folder, download=download, progress=progress, **source.options)
+    return data, held_out_split(data, size=source.held_out) if source.held_out else Split(data, data, "none")
+
+
+def _steps(recipe: Recipe, per_epoch: int) -> int:
+    """How many steps there will be."""
+    whole = recipe.train.epochs * per_epoch
+    return min(whole, recipe.train.max_steps or whole)
+
+
 def _certificate(
-    recipe: Recipe, device: torch.device, split: Split, engine: Engine, helper: Helper | None
+    recipe: Recipe, device: torch.device, split: Split, engine: Engine, helper: Helper | None, start: Start | None
 ) -> dict[str, Any]:
     about = {"recipe_hash": recipe_hash(recipe), "held_out": split.digest, "engine": asdict(engine)}
     about |= {} if helper is None else {"helper": {**helper.about, "weights": helper.digest}}
+    about |= {} if start is None else {"start": dict(start.about)}
     return birth_certificate(device=device, seed=recipe.seed, **about)
 
 
-def _placed(recipe: Recipe, device: torch.device, engine: Engine, *, rows: int) -> Classifier:
-    """The network on its device; in reduced precision in the memory layout tensor cores read fastest."""
-    model = build_model(recipe).to(device)
+def _place(model: Classifier, device: torch.device, engine: Engine, *, rows: int) -> None:
+    """Put a network on its device; in reduced precision in the memory layout tensor cores read fastest."""
+    model.to(device)
     check_training(model, rows=rows)
     if device.type == "cuda" and engine.precision == "bfloat16":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
 
 
 def build_engine(recipe: Recipe, device: torch.device, *, steps: int) -> Engine:
@@ -207,9 +222,10 @@ def check_training(model: Classifier, *, rows: int) -> None:
 
 def _selection(recipe: Recipe, split: Split, data_folder: Path | None) -> Dataset:
     """The data the best epoch is chosen on; the test set only when the recipe says so."""
+    chosen = split.held_out
     if recipe.select.data == "test":
-        return load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
-    return split.held_out
+        chosen = load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
+    return fair_subset(chosen, recipe.select.size)
 
 
 def _extra(recipe: Recipe, data: Dataset) -> Dataset | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -12,15 +12,17 @@ from flatrock.core.registry import unknown
 from flatrock.data.catalog import info
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.pieces import model_options
-from flatrock.recipes.rules import INNER_ATTACKS, rule_faults
+from flatrock.recipes.rules import INNER_ATTACKS, Draft, examined
 from flatrock.recipes.schema import Network, Recipe
 
 
-def validate(raw: Mapping[str, Any], where: str) -> Recipe:
-    """A Recipe, or one ConfigError that lists every fault."""
+def validate(raw: Mapping[str, Any], where: str, *, also: Callable[[Draft], list[str]] | None = None) -> Recipe:
+    """A Recipe, or one ConfigError that lists every fault, with those that `also` finds in the same draft."""
     sections, faults = _sections(raw)
-    faults += rule_faults(sections)
+    draft = examined(sections)
+    faults += draft.faults
     if faults:
+        faults += also(draft) if also else []
         raise ConfigError(f"{where} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:", tuple(faults))
     return _completed(Recipe.model_validate(dict(raw)))
 

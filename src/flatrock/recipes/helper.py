@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatrock.core.errors import ConfigError, FlatrockError, StateError
+from flatrock.core.errors import FlatrockError, StateError
 from flatrock.core.types import Objective
-from flatrock.engine.folder import RunFolder
 from flatrock.engine.helper import Helper
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.objectives.hat import HAT
-from flatrock.recipes.load import recipe_names
-from flatrock.recipes.pieces import DEFAULT_RUNS, build_model
-from flatrock.recipes.restore import check_beside, facts, open_checkpoint, restored
+from flatrock.recipes.pieces import build_model
+from flatrock.recipes.restore import check_beside
 from flatrock.recipes.schema import Recipe
+from flatrock.recipes.source import how_to_train, open_run
 
 
 def open_helper(
@@ -29,22 +28,15 @@ def open_helper(
         return None
     source = Path(objective.helper)
     if not source.exists():
-        raise StateError(f"objective.helper: there is no run folder or checkpoint {source}; {_cure(source)}")
+        cure = how_to_train(source, "train one without attacks (objective: {name: standard}) and name its folder")
+        raise StateError(f"objective.helper: there is no run folder or checkpoint {source}; {cure}")
     try:
-        if source.is_dir() and RunFolder(source).read_info()["status"] == "running":
-            raise StateError(f"run {source} is not finished; train on with --resume, or name one of its checkpoints")
-        path, tensors, meta = open_checkpoint(source)
-        network, recipe = restored(path, tensors, meta)
+        run = open_run(source)
     except FlatrockError as error:
         raise type(error)(f"objective.helper: {error}") from error
-    if network.marks:
-        raise ConfigError(
-            f"objective.helper: the epoch of {path} was chosen on the test set, and so would be every number that "
-            "follows; name a run that held images out for that"
-        )
-    check_beside(network, meta["class_names"], model, class_names, what=f"objective.helper: {path}")
-    about = {**facts(path, recipe, meta), "run": path.absolute().parent.name, "objective": recipe.objective.name}
-    return Helper(network.to(next(model.parameters()).device), reach=objective.reach, fast=fast, about=about)
+    check_beside(run.network, run.class_names, model, class_names, what=f"objective.helper: {run.path}")
+    where = next(model.parameters()).device
+    return Helper(run.network.to(where), reach=objective.reach, fast=fast, about=run.about)
 
 
 def helper_fault(recipe: Recipe) -> str | None:
@@ -54,11 +46,3 @@ def helper_fault(recipe: Recipe) -> str | None:
     except FlatrockError as error:
         return str(error)
     return None
-
-
-def _cure(source: Path) -> str:
-    """The command that trains the run that is not there."""
-    if source.name in recipe_names():
-        elsewhere = "" if source == DEFAULT_RUNS / source.name else f" --run-dir {source}"
-        return f"train it first: flatrock train {source.name}{elsewhere}"
-    return "train one without attacks (objective: {name: standard}) and name its folder"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from flatrock.core.numbers import scalar
 from flatrock.core.registry import unknown
 from flatrock.recipes.check import validate
 from flatrock.recipes.read import read_yaml
+from flatrock.recipes.rules import Draft
 from flatrock.recipes.schema import Recipe
 
 LIBRARY = Path(__file__).parent / "library"
@@ -37,8 +38,16 @@ def summaries() -> dict[str, str]:
     return {name: _merged(library()[name], name, ())["about"]["summary"] for name in recipe_names()}
 
 
-def load_recipe(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Recipe:
-    """The recipe called `source` (a name of the library or a file), with overrides such as 'train.epochs=3'."""
+def load_recipe(
+    source: str | Path,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    also: Callable[[Draft], list[str]] | None = None,
+) -> Recipe:
+    """The recipe called `source` (a name of the library or a file), with overrides such as 'train.epochs=3'.
+
+    Where it has faults, those that `also` finds are told with them.
+    """
     if not isinstance(source, str | Path):
         raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
     path = _find(source)
@@ -48,7 +57,7 @@ def load_recipe(source: str | Path, overrides: Iterable[str] | Mapping[str, Any]
     pairs = overrides.items() if isinstance(overrides, Mapping) else [_pair(text) for text in overrides]
     for key, value in pairs:
         _put(raw, key.replace("__", "."), _spelled_out(key, value))
-    return validate(raw, f"recipe {source}")
+    return validate(raw, f"recipe {source}", also=also)
 
 
 def _find(source: str | Path) -> Path:

@@ -23,6 +23,8 @@ from flatrock.recipes.schema import Recipe
 PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
 # Those of a run's provenance that say how to ask the same question again; `resumed` is added where it was.
 CERTIFICATE = ("commit", "flatrock", "torch", "python", "device", "time", "engine")
+# What a run may be built on, by its name in provenance, and the key that names it.
+SOURCES = {"helper": "objective.helper", "start": "model.weights"}
 
 
 def collect_run(path: Path) -> Row:
@@ -43,7 +45,7 @@ def collect_run(path: Path) -> Row:
         recipe_hash=str(info["recipe_hash"]),
         protocol=protocol(name),
         summary=recipe.about.summary,
-        changes=(*changes(recipe), *_other_helper(recipe, certificate.get("helper"))),
+        changes=(*changes(recipe), *other_sources(recipe, certificate)),
         seed=recipe.seed,
         status=run.status,
         reason=run.reason,
@@ -58,7 +60,7 @@ def collect_run(path: Path) -> Row:
         },
         findings=tuple(info.get("findings", ())),
         provenance={k: certificate.get(k) for k in CERTIFICATE}
-        | {k: v for k, v in (("resumed", resumed), ("helper", certificate.get("helper"))) if v},
+        | {k: v for k, v in (("resumed", resumed), *((k, certificate.get(k)) for k in SOURCES)) if v},
         scores={} if run.status == "failed" else _scores(path, str(info["recipe_hash"]), run),
     )
 
@@ -78,14 +80,21 @@ def changes(recipe: Recipe) -> list[str]:
     return [f"{key}: {own.get(key)!r} instead of {known.get(key)!r}" for key in keys]
 
 
-def _other_helper(recipe: Recipe, helper: Mapping[str, Any] | None) -> list[str]:
-    """The helper of a run, if it is not trained by the recipe that the library's recipe names."""
-    if not helper or recipe.name not in library():
+def other_sources(recipe: Recipe, certificate: Mapping[str, Any]) -> list[str]:
+    """What a run was built on, as its provenance says, that is no run of the recipe which the library's names."""
+    if recipe.name not in library():
         return []
-    wanted = Path(load_recipe(recipe.name).objective.options["helper"]).name
-    if (helper["recipe"], helper["recipe_hash"]) == (wanted, recipe_hash(load_recipe(wanted))):
-        return []
-    return [f"objective.helper: {helper['recipe']!r} (hash {helper['recipe_hash']}) instead of {wanted!r}"]
+    known = load_recipe(recipe.name)
+    named = {"helper": known.objective.options.get("helper"), "start": known.model.weights}
+    told = []
+    for kind, key in SOURCES.items():
+        there, wanted = certificate.get(kind), Path(named[kind] or "").name
+        if not there or not wanted:  # one that the library does not name is a change of the recipe
+            continue
+        if (there.get("recipe"), there.get("recipe_hash")) != (wanted, recipe_hash(load_recipe(wanted))):
+            found = f"{there['recipe']!r} (hash {there['recipe_hash']})" if "recipe" in there else repr(there["file"])
+            told.append(f"{key}: {found} instead of {wanted!r}")
+    return told
 
 
 def _leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -91,12 +91,12 @@ class Draft:
         return bool(faults)
 
 
-def rule_faults(sections: dict[str, Any]) -> list[str]:
-    """Every broken rule."""
+def examined(sections: dict[str, Any]) -> Draft:
+    """What could be built from the sections, and every broken rule."""
     draft = Draft(sections)
     for rule in (_names, _inner_attack, _optimizer, _schedule, _network, _flatness, _plans, _sizes, _pictures, _labels):
         rule(draft)
-    return draft.faults
+    return draft
 
 
 def _names(draft: Draft) -> None:

@@ -110,10 +110,14 @@ class Data(Named):
 
 
 class Network(Named):
-    """The network; num_classes follows from the data when left out."""
+    """The network; num_classes follows from the data when left out.
+
+    `weights` is what it begins with instead of drawn ones: a run folder, a checkpoint or a weights file.
+    """
 
     num_classes: Annotated[Whole, Field(ge=2)] | None = None
     normalize: str | None = None
+    weights: Annotated[str, Field(min_length=1)] | None = None
 
 
 class ThreatKeys(Section):
@@ -239,16 +243,18 @@ class Recipe(Section):
     def training_keys(self) -> dict[str, Any]:
         """The keys that decide the weights: the rest may change between a run and its resumption."""
         keys = self.resolved()
-        train, augment = keys["train"], keys["data"]["augment"]
+        train, augment, model = keys["train"], keys["data"]["augment"], keys["model"]
         for free in ("about", "engine", "evaluate", "name"):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep"):
             train.pop(free)
         objective = keys["objective"]
         objective.pop("helper", None)  # where it lies; a run's state knows its weights
+        if model["weights"] is not None:
+            model["weights"] = "given"  # the same
         # Choices that came later: runs from before are those without.
         later = ((keys, "flatness"), (train, "clean_tick"), (augment, "shift"), (augment, "erase"))
-        for section, key in (*later, (objective, "label_smoothing")):
+        for section, key in (*later, (objective, "label_smoothing"), (model, "weights")):
             if not section.get(key):
                 section.pop(key, None)
         return keys

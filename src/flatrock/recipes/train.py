@@ -42,15 +42,18 @@ def train_recipe(
         data_folder=None if data_dir is None else Path(data_dir),
         download=download,
         device=pick_device(device),
+        resume=resume,
         progress=progress,
     )
     return train(job, resume=resume, overwrite=overwrite, progress=progress)
 
 
 def _written(value: Any) -> Any:
-    """A value as a recipe file would say it: numbers of Python's, lists, and a threat by its norm and eps."""
+    """A value as a recipe file would say it: numbers of Python's, lists, paths, and a threat by its norm and eps."""
     if isinstance(value, Linf | L2):
         return {"norm": value.norm, "eps": value.eps}
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, Mapping):
         return {key: _written(inner) for key, inner in value.items()}
     return [_written(inner) for inner in value] if isinstance(value, list | tuple) else plain(value)

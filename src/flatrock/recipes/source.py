@@ -1,0 +1,49 @@
+"""Runs that a recipe names, as the helper of its objective or as what it begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import ConfigError, StateError
+from flatrock.engine.folder import RunFolder
+from flatrock.models.classifier import Classifier
+from flatrock.recipes.load import recipe_names
+from flatrock.recipes.pieces import DEFAULT_RUNS
+from flatrock.recipes.restore import facts, open_checkpoint, restored
+from flatrock.recipes.schema import Recipe
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """The network of a run, its recipe, the checkpoint taken and its classes; `about` goes to provenance."""
+
+    network: Classifier
+    recipe: Recipe
+    path: Path
+    class_names: list[str]
+    about: dict[str, Any]
+
+
+def open_run(source: Path) -> NamedRun:
+    """The best epoch of a finished run (see open_checkpoint), or a checkpoint file; not chosen on the test set."""
+    if source.is_dir() and RunFolder(source).read_info()["status"] == "running":
+        raise StateError(f"run {source} is not finished; train on with --resume, or name one of its checkpoints")
+    path, tensors, meta = open_checkpoint(source)
+    network, recipe = restored(path, tensors, meta)
+    if network.marks:
+        raise ConfigError(
+            f"the epoch of {path} was chosen on the test set, and so would be every number that "
+            "follows; name a run that held images out for that, or the last epoch of this one"
+        )
+    about = {**facts(path, recipe, meta), "run": path.absolute().parent.name, "objective": recipe.objective.name}
+    return NamedRun(network, recipe, path, meta["class_names"], about)
+
+
+def how_to_train(source: Path, otherwise: str) -> str:
+    """The command that trains a run that is not there; `otherwise` if no recipe is called like it."""
+    if source.name not in recipe_names():
+        return otherwise
+    elsewhere = "" if source == DEFAULT_RUNS / source.name else f" --run-dir {source}"
+    return f"train it first: flatrock train {source.name}{elsewhere}"
