@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from start_cases import SMALL, weights
+from torch import Tensor
 
 from flatrock.core.rng import Seed
 from flatrock.data.catalog import info
@@ -46,21 +48,37 @@ def made_up_data(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def helper_for(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """The override that gives a recipe its helper: the run it names, trained two small steps; nothing if it has none.
+def named_runs(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The overrides that give a recipe the runs it names (HAT's helper, weights to begin with), two small steps each.
 
     The last epoch's weights: after two steps one class for all is no wonder, and such an epoch is never the best.
     """
 
     def make(recipe: Recipe, **small: Any) -> dict[str, Any]:
-        named = recipe.objective.options.get("helper")
-        if named is None:
-            return {}
+        named = {"objective.helper": recipe.objective.options.get("helper"), "model.weights": recipe.model.weights}
         kept = {k: v for k, v in small.items() if not k.startswith("attack")}
-        done = train(build_job(load_recipe(Path(named).name, kept), folder=tmp_path / "helper"))
-        return {"objective.helper": str(done.folder / "last.safetensors")}
+        found = {}
+        for key, run in named.items():
+            if run is not None:
+                done = train(build_job(load_recipe(Path(run).name, kept), folder=tmp_path / key))
+                found[key] = str(done.folder / "last.safetensors")
+        return found
 
     return make
+
+
+@pytest.fixture(scope="session")
+def averaged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits trained without attacks, with averaged weights; to be copied, not written to."""
+    folder = tmp_path_factory.mktemp("averages") / "digits_standard"
+    keys = {**SMALL, "data.limit": 800, "train.epochs": 4, "flatness": [{"name": "swa", "decay": 0.8}]}
+    return train_recipe("digits_standard", folder=folder, device="cpu", **keys).folder
+
+
+@pytest.fixture(scope="session")
+def averaged(averaged_run: Path) -> dict[str, Tensor]:
+    """The weights of it that are meant."""
+    return weights(averaged_run / "average-best.safetensors")
 
 
 @pytest.fixture(scope="module")

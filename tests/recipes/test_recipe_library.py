@@ -26,7 +26,7 @@ REGULARISED = [f"cifar10_at_{n}_{r}" for n, r in product(NORMS, ("l1", "l2", "cu
 PLAIN_DIGITS = ("standard", "at", "trades", "hat", "gat", "mart", "alp", "at_l2", "trades_l2")
 FLAT_DIGITS = ("trades_awp", "trades_rat", "trades_trh", "trades_s2o", "trades_swa", "trades_awp_rat_swa", "at_awp")
 SMOOTH = ("smooth", "trades_smooth")
-DIGITS = [f"digits_{m}" for m in (*PLAIN_DIGITS, *FLAT_DIGITS, "at_sam", "atent", "entropy_sgd", *SMOOTH)]
+DIGITS = [f"digits_{m}" for m in (*PLAIN_DIGITS, *FLAT_DIGITS, "at_sam", "atent", "entropy_sgd", "finetune", *SMOOTH)]
 MNIST = ["mnist_at_linf", "mnist_trades_linf", "fashion_mnist_at_linf"]
 FLAT_MNIST = ["mnist_atent_linf", "mnist_atent_l2", "mnist_sgd", "mnist_entropy_sgd"]
 NETWORKS = ["cifar10_at_linf_wrn34", *(f"cifar10_trades_linf_{n}" for n in ("wrn34", "vgg16", "mobilenetv2"))]
@@ -37,7 +37,8 @@ SHORT_TRADES = [f"trades{m}" for m in ("", "_awp", "_rat1", "_rat2", "_awp_rat",
 SHORT_OTHERS = ["hat", "hat_awp", "gat", "mart", "mart_awp", "alp", "atent"]
 SHORT = [f"cifar10_short_{m}" for m in ("standard", *SHORT_AT, *SHORT_TRADES, *SHORT_OTHERS)]
 PROTOCOLS = [*SHORT, "cifar10_full_at", "cifar10_full_at_awp", "cifar10_flagship"]
-OTHERS = [*DIGITS, "moons_at", "moons_standard", *MNIST, *FLAT_MNIST, *NETWORKS, *OURS, *PROTOCOLS]
+FINETUNED = ["cifar10_standard_wrn34", "cifar10_atent_finetune_wrn34"]
+OTHERS = [*DIGITS, *FINETUNED, "moons_at", "moons_standard", *MNIST, *FLAT_MNIST, *NETWORKS, *OURS, *PROTOCOLS]
 IN_TABLES = [row for rows in TABLE_ROWS.values() for row in rows]
 EXPECTED = sorted(GRID + OTHERS + IN_TABLES)
 MEASURED = [*DIGITS, "moons_at", "moons_standard", *TABLE_ROWS["trh_moons"]]
@@ -68,7 +69,7 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 167
+    assert len(EXPECTED) == len(set(EXPECTED)) == 170
     assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES
@@ -280,6 +281,12 @@ def test_trh_on_a_transformer_has_the_papers_settings() -> None:
         assert (inner(recipe).steps, step_size(recipe, inner(recipe))) == (10, pytest.approx(2 / 255, rel=1e-15))
         assert recipe.data.augment.model_dump(exclude_defaults=True) == {"flip": True, "brightness": 0.1}
         assert recipe.objective.name == method
+
+
+def test_fine_tuning_has_atents_rate_length_and_walk() -> None:
+    recipe, whole = loaded("cifar10_atent_finetune_wrn34"), loaded("cifar10_atent_linf_wrn34")
+    assert (recipe.optimizer.lr, recipe.train.epochs, recipe.schedule.name) == (1e-4, 20, "constant")
+    assert (recipe.model.name, recipe.threat, recipe.attack) == ("wide_resnet34_10", whole.threat, whole.attack)
 
 
 def test_moons_radius_is_the_papers_in_stored_units() -> None:

@@ -18,7 +18,7 @@ from flatrock.recipes.build import build_job
 from flatrock.recipes.load import TABLES, library, load_recipe, recipe_names
 from flatrock.recipes.schema import Recipe
 
-HelperFor = Callable[..., dict[str, Any]]
+NamedRuns = Callable[..., dict[str, Any]]
 # Two steps of two samples with one attack step each: the whole machinery, little arithmetic.
 TINY = {
     "data.held_out": 2,
@@ -56,12 +56,12 @@ OF_TABLES = (
 QUICK = [n for n in FILE_DATA if n in OF_TABLES or (library()[n].parent != TABLES and "wrn34" not in n)]
 
 
-def tiny(name: str, folder: Path, helper_for: HelperFor, **changes: Any) -> Recipe:
+def tiny(name: str, folder: Path, named_runs: NamedRuns, **changes: Any) -> Recipe:
     """The recipe cut down to two steps, with every method at work from the first and the files it asks for at hand."""
     recipe = load_recipe(name)
     keys = {**TINY, **changes}
     small = NARROW if recipe.data.name == "cifar10" else {}
-    keys |= helper_for(recipe, **{**keys, **small})
+    keys |= named_runs(recipe, **{**keys, **small})
     if recipe.attack.name in ("gaussian", "guided"):  # noise takes no steps, GAT's attack one
         keys.pop("attack.steps")
     if "awp" in [f.name for f in recipe.flatness]:
@@ -90,9 +90,9 @@ def check_two_steps(job: Job) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL_DATA)
-def test_small_recipes_train_and_stop_after_two_steps(name: str, run_folder: Path, helper_for: HelperFor) -> None:
+def test_small_recipes_train_and_stop_after_two_steps(name: str, run_folder: Path, named_runs: NamedRuns) -> None:
     changes = {"train.epochs": 3, "data.held_out": 20, "train.tensorboard": True}
-    recipe = tiny(name, run_folder, helper_for, **changes)
+    recipe = tiny(name, run_folder, named_runs, **changes)
     run = train(build_job(recipe, folder=run_folder))
     assert run.status == "truncated"
     assert [r.step for r in run.records] == [2]
@@ -100,12 +100,12 @@ def test_small_recipes_train_and_stop_after_two_steps(name: str, run_folder: Pat
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_two_steps(name: str, made_up_data: list[tuple[str, str]], run_folder: Path, helper_for: HelperFor) -> None:
+def test_two_steps(name: str, made_up_data: list[tuple[str, str]], run_folder: Path, named_runs: NamedRuns) -> None:
     large = {"wide_resnet": NARROW, "vit": FEW_TOKENS}.items()
     network = load_recipe(name).model.name
     small = next((keys for beginning, keys in large if network.startswith(beginning)), {})
-    recipe = tiny(name, run_folder, helper_for, **small)
-    made_up_data.clear()  # of a helper's
+    recipe = tiny(name, run_folder, named_runs, **small)
+    made_up_data.clear()  # of the runs it names
     check_two_steps(build_job(recipe, folder=run_folder))
     assert made_up_data == [(recipe.data.name, "train")]
 
@@ -113,8 +113,8 @@ def test_two_steps(name: str, made_up_data: list[tuple[str, str]], run_folder: P
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILE_DATA)
 @pytest.mark.usefixtures("made_up_data")
-def test_whole_runs_end_with_their_files(name: str, run_folder: Path, helper_for: HelperFor) -> None:
-    job = build_job(tiny(name, run_folder, helper_for), folder=run_folder)
+def test_whole_runs_end_with_their_files(name: str, run_folder: Path, named_runs: NamedRuns) -> None:
+    job = build_job(tiny(name, run_folder, named_runs), folder=run_folder)
     before = weights(job)
     run = train(job)
     assert run.status == "truncated"
