@@ -1,18 +1,21 @@
-"""Weights of transformers for other images: what is resized, what is kept, what is refused."""
+"""Weights to begin with: what is resized for other images, what becomes of the head, what is kept, what is refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
+from flatrock.models.adapted import Adapted
 from flatrock.models.catalog import create_model
-from flatrock.models.pretrained import load_pretrained
+from flatrock.models.pretrained import fitted, load_pretrained, of_file
 from flatrock.models.vit import Transformer
+from flatrock.models.weights import Weights
 
 SIZES: dict[str, Any] = {"depth": 1, "width": 6, "heads": 2, "mlp": 8}
 KERNEL, POSITIONS = "patch_embed.proj.weight", "pos_embed"
@@ -111,6 +114,64 @@ def test_a_hybrid_has_positions_alone() -> None:
     got, state = hybrid[1].state_dict(), hybrid[0].state_dict()
     assert torch.equal(got[KERNEL], state[KERNEL])
     assert got[POSITIONS].shape == (1, 5, 6)
+
+
+def test_a_head_of_the_same_shape_is_taken() -> None:
+    state, model = shaken(vit(num_classes=7)), cifar()
+    assert load_pretrained(model, state).drawn == ""
+    assert torch.equal(model.head.weight, state["head.weight"])
+    assert torch.equal(model.head.bias, state["head.bias"])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"head.weight": None, "head.bias": None}, "the weights come without one"),
+        ({"pre_logits.fc.weight": torch.zeros(6, 6)}, "another layer comes before it there"),
+        ({"head.weight": torch.zeros(9, 6), "head.bias": torch.zeros(9)}, "9 classes there, 7 here"),
+    ],
+)
+def test_why_a_head_stays_as_it_is(change: dict[str, Tensor | None], why: str) -> None:
+    state = {k: v for k, v in {**shaken(vit(num_classes=7)), **change}.items() if v is not None}
+    model = cifar()
+    before = model.head.weight.clone()
+    found = load_pretrained(model, state)
+    assert found.drawn == why
+    assert not any(k.startswith("head.") for k in found.tensors)
+    assert torch.equal(model.head.weight, before)
+
+
+def test_a_convolutional_network_takes_its_statistics_and_needs_a_head() -> None:
+    source, model = (create_model("digits_cnn", seed=s) for s in (0, 1))
+    state = {k: torch.full_like(v, 3) for k, v in source.state_dict().items()}
+    load_pretrained(model, state)
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert "bn1.running_var" in state
+    with pytest.raises(ConfigError, match=r"missing \(2\): head.weight; head.bias"):
+        load_pretrained(model, {k: v for k, v in state.items() if not k.startswith("head.")})
+
+
+class Twice(nn.Module):
+    """A head with two names, after a layer called like a wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Linear(4, 3)
+        self.last = nn.Linear(3, 2)
+        self.alias = self.last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.model(x))  # type: ignore[no-any-return]
+
+
+def test_names_of_a_network_of_ones_own() -> None:
+    network = Twice()
+    plain = {f"module.{k}": v.clone() for k, v in network.state_dict().items()}
+    model = Adapted(network, input_shape=(4,), num_classes=2)
+    assert model.head_places == ["last", "alias"]
+    found = of_file(model, "mine:Twice", Weights(plain, Path("w.pt"), "", "", ()))
+    assert found.state.keys() == {"network.model.weight", "network.model.bias", "head.weight", "head.bias"}
+    assert fitted(model, found.state).tensors.keys() == model.state_dict().keys()
 
 
 @pytest.mark.parametrize(

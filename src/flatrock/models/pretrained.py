@@ -103,11 +103,11 @@ def _why_drawn(model: Classifier, state: Mapping[str, Tensor]) -> str:
     weight = state.get(f"{HEAD}weight")
     if weight is not None and weight.dim() == 2 and len(weight) != classes and weight.shape[1] == width:
         return f"{len(weight)} classes there, {classes} here"
-    if isinstance(model, Transformer) and not any(k.startswith(HEAD) for k in state):
+    if not isinstance(model, Transformer):
+        return ""
+    if not any(k.startswith(HEAD) for k in state):
         return "the weights come without one"
-    if any(k.startswith("pre_logits.") for k in state):
-        return "another layer comes before it there"
-    return ""
+    return "another layer comes before it there" if any(k.startswith("pre_logits.") for k in state) else ""
 
 
 def _for_images(model: Transformer, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
