@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import flatrock
 from flatrock.cli.main import app
-from flatrock.core.errors import StateError
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.tensorfile import load, tensors_digest
 from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
@@ -96,6 +96,9 @@ def test_other_weights_are_not_resumed_with(averaged_run: Path, tmp_path: Path) 
     digests = [tensors_digest(weights(averaged_run / f"{name}.safetensors"))[:16] for name in ("average-best", "last")]
     assert all(digest in str(caught.value) for digest in digests)
     assert (tmp_path / "run" / "state.safetensors").read_bytes() == before
+    torch.save({"head.weight": torch.zeros(10, 64)}, tmp_path / "odd.pt")
+    with pytest.raises(ConfigError, match="the weights do not fit"):
+        train_recipe(at(tmp_path / "odd.pt"), folder=tmp_path / "run", device="cpu", resume=True)
     with pytest.raises(StateError, match=r"model\.weights: .* there, None asked for"):
         train_recipe(at(None), folder=tmp_path / "run", device="cpu", resume=True)
     assert train_recipe(at(averaged_run), folder=tmp_path / "run", device="cpu", resume=True).status == "finished"

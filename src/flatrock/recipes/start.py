@@ -54,7 +54,7 @@ def begin(recipe: Recipe, model: Classifier, *, folder: RunFolder, resume: bool,
     going_on = resume and folder.begun()
     try:
         start, told = _filled(recipe.model, model, folder.path)
-    except FlatrockError as error:
+    except StateError as error:  # missing, damaged or of a run not finished; what does not fit is another beginning
         if not going_on:
             raise
         progress.say(f"{error}\nthe run goes on with the weights it has")
