@@ -48,23 +48,28 @@ def made_up_data(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def named_runs(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def named_runs(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
     """The overrides that give a recipe the runs it names (HAT's helper, weights to begin with), two small steps each.
+
+    A helper may be a smaller network.
 
     The last epoch's weights: after two steps one class for all is no wonder, and such an epoch is never the best.
     """
 
-    def make(recipe: Recipe, **small: Any) -> dict[str, Any]:
+    def make(recipe: Recipe, *, helper: dict[str, Any], **small: Any) -> dict[str, Any]:
         named = {"objective.helper": recipe.objective.options.get("helper"), "model.weights": recipe.model.weights}
         kept = {k: v for k, v in small.items() if not k.startswith("attack")}
         found = {}
         for key, run in named.items():
             if run is not None:
-                done = train(build_job(load_recipe(Path(run).name, kept), folder=tmp_path / key))
+                keys = {**kept, **(helper if key == "objective.helper" else {})}
+                done = train(build_job(load_recipe(Path(run).name, keys), folder=tmp_path / key))
                 found[key] = str(done.folder / "last.safetensors")
         return found
 
-    return make
+    yield make
+    for key in ("objective.helper", "model.weights"):  # as large as a run_folder
+        shutil.rmtree(tmp_path / key, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def tiny(name: str, folder: Path, named_runs: NamedRuns, **changes: Any) -> Reci
     recipe = load_recipe(name)
     keys = {**TINY, **changes}
     small = NARROW if recipe.data.name == "cifar10" else {}
-    keys |= named_runs(recipe, **{**keys, **small})
+    keys |= named_runs(recipe, helper=small, **keys)
     if recipe.attack.name in ("gaussian", "guided"):  # noise takes no steps, GAT's attack one
         keys.pop("attack.steps")
     if "awp" in [f.name for f in recipe.flatness]:
