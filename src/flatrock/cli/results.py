@@ -10,7 +10,7 @@ import typer
 from flatrock.cli.console import friendly, say, show
 from flatrock.cli.shared import check_json
 from flatrock.core.errors import ConfigError
-from flatrock.core.rows import SCHEMA, Row, read_rows, write_rows
+from flatrock.core.rows import SCHEMA, added, read_rows, repeated, write_rows
 from flatrock.recipes.results import collect_run
 from flatrock.reports.results import overview
 
@@ -27,13 +27,12 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
     with friendly():
         check_json(out, SCHEMA, "results file")
         rows = [collect_run(path) for path in runs]
-        twice = {r for r in map(_key, rows) if list(map(_key, rows)).count(r) > 1}
-        if twice:
-            recipe, seed, changes = sorted(twice)[0]
+        if twice := repeated(rows):
+            recipe, seed, changes = twice[0].key
             told = f", changed alike ({'; '.join(changes)})" if changes else ""
             raise ConfigError(f"two runs have the same recipe and seed: {recipe}, {seed}{told}; name one of them")
         if add and out.exists():
-            rows = _added(out, rows)
+            rows = added(read_rows(out) or [], rows)
         show(overview(rows))
         for row in rows:
             if row.main is None and row.status != "failed":
@@ -42,13 +41,3 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
                 say(("changed ", "yellow"), f"{row.recipe} {change}")
         write_rows(out, rows)
         say(f"wrote {out}")
-
-
-def _key(row: Row) -> tuple[str, int, tuple[str, ...]]:
-    """What there can be one of: a recipe that was changed is another one."""
-    return row.recipe, row.seed, row.changes
-
-
-def _added(out: Path, rows: list[Row]) -> list[Row]:
-    new = {_key(row) for row in rows}
-    return [row for row in read_rows(out) or [] if _key(row) not in new] + rows

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from flatrock.core.rows import Row
 from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, score_at, target_lines
-from flatrock.reports.papers import Entry, Figure, Papers, Protocol
+from flatrock.reports.papers import Papers, Protocol
 from flatrock.reports.table import Table, markdown, percent
+
+COMMAND = "flatrock report results/*.json --out docs/results.md"
+OTHERS = "other"  # runs of no protocol
 
 OPENING = """\
 # Results
 
-Written by `flatrock report results/*.json --out docs/results.md`; no number on this page is typed by hand. Ours come
-from the files `flatrock results` makes of runs, the papers' from `papers.yaml` beside them.
+Written by `{command}`; no number on this page is typed by hand. Ours come
+from the files `flatrock results` makes of runs, the papers' from `reports/papers.yaml` of flatrock or from one of yours.
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
 the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
@@ -32,13 +35,21 @@ flatrock report results/*.json --out docs/results.md
 ```"""
 
 
-def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str], pictures: Mapping[str, str]) -> str:
+def results_page(
+    rows: Sequence[Row],
+    papers: Papers,
+    files: Sequence[str],
+    pictures: Mapping[str, str],
+    *,
+    command: str = COMMAND,
+) -> str:
     """The whole page.
 
     `files` are the names of the results files the rows come from, `pictures` those of what was drawn: of all runs under
-    the empty name, of a protocol's curves under the protocol's.
+    the empty name, of a protocol's curves under the protocol's, of those of other runs under OTHERS. `command` is what
+    writes it.
     """
-    parts = [OPENING]
+    parts = [OPENING.format(command=command)]
     if not rows:
         parts.append("There are no results yet: no run has been collected with `flatrock results`.")
     else:
@@ -49,7 +60,12 @@ def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str], pict
         parts += _section(protocol, [row for row in rows if row.protocol == key], papers, pictures.get(key, ""))
     others = [row for row in rows if row.protocol not in papers.protocols]
     if others:
-        parts += ["## Other runs", markdown(overview(others)), *_remarks(others, {})]
+        parts += [
+            "## Other runs",
+            *_curves(pictures.get(OTHERS, "")),
+            markdown(overview(others)),
+            *_remarks(others, {}),
+        ]
     parts += ["## Adding a row", HOW]
     return "\n\n".join(parts) + "\n"
 
@@ -61,12 +77,20 @@ def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: st
     rows = sorted(rows, key=lambda row: (order.get(row.recipe, len(order)), row.recipe, row.seed))
     missing = _missing(protocol, rows)
     if rows:
-        parts += [f"![accuracy under attack, epoch by epoch]({curves})"] if curves else []
-        parts += [markdown(measured(rows, papers, labels)), markdown(costs(rows, labels)), *_remarks(rows, labels)]
+        parts += [
+            *_curves(curves),
+            markdown(measured(rows, papers, labels)),
+            markdown(costs(rows, labels)),
+            *_remarks(rows, labels),
+        ]
         parts += _compared(protocol, rows, papers)
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.")
     return parts
+
+
+def _curves(picture: str) -> list[str]:
+    return [f"![accuracy under attack, epoch by epoch]({picture})"] if picture else []
 
 
 def _missing(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
@@ -95,7 +119,7 @@ def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[s
             parts += [title, markdown(table)]
     differs: dict[str, list[str]] = {}
     for name, entry in protocol.rows.items():
-        for figure in _all(entry) if name in known else ():
+        for figure in entry.figures if name in known else ():
             differs.setdefault(figure.differs, []).append(figure.cite)
     if differs:
         lines = [f"- {', '.join(dict.fromkeys(cites))}: {text}" for text, cites in differs.items()]
@@ -106,10 +130,6 @@ def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[s
     if reached:
         parts.append("What was to be reached:\n\n" + "\n".join(reached))
     return parts
-
-
-def _all(entry: Entry) -> list[Figure]:
-    return [*entry.papers, *(f for pair in (*entry.claims, *entry.drops) for f in pair)]
 
 
 def overview(rows: Sequence[Row]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
 
@@ -14,7 +14,17 @@ from flatrock.reports.style import blank, dress, finish, line_style
 def draw_curves(rows: Sequence[Row], protocol: Protocol, path: Path) -> Path | None:
     """Draw the runs a paper prints best and last epoch for, those that may be compared; None without any."""
     named = {name: entry.label for name, entry in protocol.rows.items() if entry.drops}
-    runs = [row for name in named for row in rows if row.recipe == name and row.comparable and "curve" in row.selection]
+    return _drawn([row for name in named for row in rows if row.recipe == name and row.comparable], named, path)
+
+
+def draw_others(rows: Sequence[Row], path: Path) -> Path | None:
+    """Draw runs no paper prints; None without any."""
+    return _drawn(rows, {row.recipe: row.recipe for row in rows}, path)
+
+
+def _drawn(rows: Sequence[Row], named: Mapping[str, str], path: Path) -> Path | None:
+    """The rows that know their epochs, under these names of their recipes."""
+    runs = [row for row in rows if "curve" in row.selection]
     if not runs:
         return None
     figure = blank(7.5, 4)
