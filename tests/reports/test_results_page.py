@@ -15,8 +15,8 @@ from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import Gap, read_rows
 from flatrock.recipes.load import load_recipe, recipe_names
-from flatrock.recipes.results import protocol
-from flatrock.reports.claims import Verdict
+from flatrock.recipes.results import collect_run, protocol
+from flatrock.reports.claims import Verdict, tally_lines
 from flatrock.reports.papers import OWN as PAPERS
 from flatrock.reports.papers import read_papers
 
@@ -285,3 +285,21 @@ def test_a_page_of_ones_own_needs_no_papers(tmp_path: Path) -> None:
     assert "cifar10_full" not in page.read_text()
     done = flatrock("report", file, "--papers", tmp_path / "none.yaml", "--out", page)
     assert "name it with --papers" in " ".join(done.output.split())
+
+
+def test_differences_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+    papers = read_papers(PAPERS)
+    last = {**AWP, "pgd-20": 52.0}
+    rows = [
+        collect_run(fake_run(tmp_path, "cifar10_full_at", TRADES, last={**TRADES, "pgd-20": 44.0})),
+        collect_run(fake_run(tmp_path, "cifar10_full_at_awp", AWP, last=last)),
+    ]
+    assert tally_lines(papers.protocols["cifar10_full"], rows, papers) == [
+        "5 reproduced (AT, last epoch minus best: PGD-20; AT + AWP minus AT: clean, PGD-20; AT + AWP minus AT, last "
+        "epoch: PGD-20; AT + AWP, last epoch minus best: PGD-20)",
+        "1 the same sign, far smaller (AT + AWP minus AT, last epoch: clean)",
+        "2 not reproduced, no difference beyond chance (AT, last epoch minus best: clean; AT + AWP, last epoch minus "
+        "best: clean)",
+    ]
+    assert tally_lines(papers.protocols["cifar10_short"], rows, papers) == []
+    assert papers.last_epochs == {"cifar10_full_at", "cifar10_full_at_awp"}

@@ -16,7 +16,7 @@ OPENING = """\
 # Results
 
 Written by `{command}`; no number on this page is typed by hand. Ours come
-from the files `flatrock results` makes of runs, the papers' from `reports/papers.yaml` of flatrock or from one of yours.
+from the files `flatrock results` makes of runs, the papers' from `reports/papers.yaml` of flatrock or one of yours.
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
 the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
