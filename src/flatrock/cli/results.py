@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from flatrock.cli.console import friendly, say, show
 from flatrock.cli.shared import check_json
 from flatrock.core.errors import ConfigError
-from flatrock.core.rows import SCHEMA, added, read_rows, repeated, write_rows
+from flatrock.core.rows import SCHEMA, Row, added, read_rows, repeated, write_rows
 from flatrock.recipes.results import collect_run
 from flatrock.reports.results import overview
 
@@ -37,7 +38,16 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
         for row in rows:
             if row.main is None and row.status != "failed":
                 say(("not evaluated ", "yellow"), f"{row.recipe}; run `flatrock eval` on it, then this again")
-            for change in row.changes:
-                say(("changed ", "yellow"), f"{row.recipe} {change}")
+        tell_changes(rows)
         write_rows(out, rows)
         say(f"wrote {out}")
+
+
+def tell_changes(rows: Sequence[Row]) -> None:
+    """In what runs are not what the recipe of their name says, those alike told once."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for change in row.changes:
+            said.setdefault(change, []).append(row.recipe)
+    for change, recipes in said.items():
+        say(("changed ", "yellow"), f"{', '.join(dict.fromkeys(recipes))} {change}")

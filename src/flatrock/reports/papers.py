@@ -90,13 +90,14 @@ def read_papers(path: Path) -> Papers:
     return read_given(path, _papers, what="the papers' figures", option="--papers")
 
 
-def known_papers(given: Path | None, folder: Path, protocols: Collection[str]) -> Papers:
-    """The figures in the file given, else in papers.yaml in the folder, else flatrock's own for these protocols."""
+def known_papers(given: Path | None, folder: Path, protocols: Collection[str] | None = None) -> Papers:
+    """The figures in the file given, else in papers.yaml in the folder, else flatrock's own (for these protocols)."""
     beside = folder / OWN.name
     if given or beside.exists():
         return read_papers(given or beside)
     own = read_papers(OWN)
-    return replace(own, protocols={key: part for key, part in own.protocols.items() if key in protocols})
+    wanted = own.protocols if protocols is None else protocols
+    return replace(own, protocols={key: part for key, part in own.protocols.items() if key in wanted})
 
 
 def _papers(raw: Mapping[str, Any]) -> Papers:

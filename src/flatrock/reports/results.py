@@ -27,8 +27,7 @@ ones are called that."""
 
 HOW = """\
 ```sh
-flatrock train cifar10_short_trades_awp
-flatrock eval runs/cifar10_short_trades_awp
+flatrock reproduce cifar10_short_trades_awp  # or train and eval, one after the other
 flatrock compare results/cifar10_short.json:cifar10_short_trades_awp runs/cifar10_short_trades_awp  # with the row there
 flatrock results runs/cifar10_short_trades_awp --add --out results/cifar10_short.json
 flatrock report results/*.json --out docs/results.md
@@ -66,7 +65,7 @@ def results_page(
             markdown(overview(others)),
             *_remarks(others, {}),
         ]
-    parts += ["## Adding a row", HOW]
+    parts += ["## Adding a row", HOW] if command == COMMAND else ["## Making it again", f"```sh\n{command}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,12 +135,13 @@ def overview(rows: Sequence[Row]) -> Table:
     """One line per run: its accuracies and seconds per epoch."""
     names = sorted({a for row in rows for score in row.scores.values() for a in score.right} - {"clean"})
     names = ["clean", *names]
-    lines = []
+    lines, several = [], len({row.seed for row in rows}) > 1
     for row in rows:
         found = row.scores[row.main].accuracy if row.main else {}
         speed = row.training["seconds_per_epoch"]
+        name = row.recipe + (f", seed {row.seed}" if several else "") + (", changed" if row.changes else "")
         state = "" if row.status == "finished" else f" {row.status.upper()}"
-        lines.append((row.recipe + state, *(percent(found.get(a)) for a in names), _seconds(speed)))
+        lines.append((name + state, *(percent(found.get(a)) for a in names), _seconds(speed)))
     return Table(("recipe", *names, "s/epoch"), tuple(lines))
 
 

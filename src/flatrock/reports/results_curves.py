@@ -35,9 +35,10 @@ def _drawn(rows: Sequence[Row], named: Mapping[str, str], path: Path) -> Path | 
         axes.plot(x, _percent(held), linewidth=1.6, **style)
         axes.plot(x, _percent(seen), linewidth=1, alpha=0.5, **style)
         for end, mark in (("best", "o"), ("last", "s")):
-            probe = row.selection[end]
-            axes.plot(probe["epoch"], _percent([probe["robust"]]), mark, color=style["color"], markersize=5)
-        axes.plot([], [], label=named[row.recipe] + (f", seed {row.seed}" if row.seed else ""), **style)
+            if probe := row.selection.get(end):  # of a run that failed there may be no best epoch
+                axes.plot(probe["epoch"], _percent([probe["robust"]]), mark, color=style["color"], markersize=5)
+        label = named[row.recipe] + (f", seed {row.seed}" if row.seed else "") + (", changed" if row.changes else "")
+        axes.plot([], [], label=label, **style)
     where = {str(row.selection["data"]).replace("_", "-") for row in runs}
     for label, mark in (("best epoch", "o"), ("last epoch", "s")):
         axes.plot([], [], mark, color="0.3", label=label, markersize=5)
