@@ -12,6 +12,7 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result, Run
 from flatrock.core.rows import Row, added, read_rows, write_rows
 from flatrock.engine.folder import RunFolder
+from flatrock.evaluation.journal import discard
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.reproduce_plan import NEW, Planned
 from flatrock.recipes.results import collect_run
@@ -124,7 +125,10 @@ def _row(planned: Planned, means: Means, told: Listener) -> Row:
             progress=means.progress,
         )
         told.evaluated(planned, result, store_result(run, result))
-    return collect_run(planned.folder)
+    row = collect_run(planned.folder)
+    for name in row.scores:  # killed between storing a result and this, an evaluation has left its batches
+        discard(run.folder / f"result-{name}.part")
+    return row
 
 
 def _run(planned: Planned, means: Means, told: Listener) -> Run:
