@@ -107,16 +107,15 @@ class Told(Listener):
 
     def row(self, number: int, planned: Planned, left: Sequence[str]) -> None:
         """Which one, and how long all will take if they take as long as those made so far."""
-        head = f"row {number}/{self._total} {planned.folder.name}"
+        head, place = f"row {number}/{self._total} {planned.recipe.name}", f"  {planned.folder}"
         self._begun, self._worked, self._whole = time.monotonic(), bool(left), bool(left) and planned.status == NEW
         if not left:
-            say((head, "bold"), "  was done before" if planned.status != "failed" else "")
+            say((head, "bold"), place, "" if planned.status == "failed" else ", was done before")
             return
-        pace = (
-            f"  (about {clock(self._waiting * mean(self._seconds))} left, as fast as so far)" if self._seconds else ""
-        )
+        seconds = self._waiting * mean(self._seconds) if self._seconds else None
+        pace = "" if seconds is None else f"  (about {clock(seconds)} left if rows take as long as so far)"
         self._waiting -= 1
-        say((head, "bold"), "" if self._whole else "  goes on", pace)
+        say((head, "bold"), place, "" if self._whole else ", goes on", pace)
 
     def trained(self, planned: Planned, run: Run) -> None:
         """How it ended."""
@@ -129,7 +128,7 @@ class Told(Listener):
         tell_findings(result)
         expected = planned.recipe.about.expect
         if expected and not changes(planned.recipe):
-            say(f"expected {expected}")
+            say(f"expected: {expected}")
 
     def failed(self, planned: Planned, why: str) -> None:
         """Why."""
