@@ -177,7 +177,13 @@ def test_faults_are_told_before_any_work(here: Path) -> None:
     assert "must end in .json" in refusal(flatrock("reproduce", "digits_at", "--out", "a.txt"))
     assert "must end in .md" in refusal(flatrock("reproduce", "digits_at", "--page", "a.txt"))
     assert "no recipe is named" in refusal(flatrock("reproduce", "train.epochs=1"))
+    assert "no file of the papers' figures" in refusal(flatrock("reproduce", "digits_at", "--papers", "x.yaml"))
     assert tree(here) == {}
+    (here / "old.json").write_text('{"schema": "flatrock.results/0", "rows": []}')
+    (here / "mine.json").write_text("{}")
+    assert "expected 'flatrock.results/1'" in refusal(flatrock("reproduce", "digits_at", "--out", "old.json"))
+    assert "exists and is no results file" in refusal(flatrock("reproduce", "digits_at", "--out", "mine.json"))
+    assert set(tree(here)) == {"old.json", "mine.json"}
 
 
 def test_a_plan_writes_nothing(finished: Path, here: Path) -> None:

@@ -69,10 +69,12 @@ def prepare(
     device: str = "auto",
 ) -> Prepared:
     """Look at everything a table needs before any work is done; what is wrong with its recipes is told at once."""
-    names = list(names)
+    names, overrides = list(names), overrides if isinstance(overrides, Mapping) else list(overrides)
     out = runs_dir / "reproduce.json" if out is None else out
     page = out.with_suffix(".md") if page is None else page
     check_json(out, SCHEMA, "results file")
+    if out.exists():
+        read_rows(out)  # one that is damaged is refused now, not after the first row
     check_page(page, page.with_suffix(".png"))
     pick_device(device)
     rows = plan_rows(
@@ -84,9 +86,6 @@ def prepare(
         data_dir=data_dir,
         download=download,
     )
-    if isinstance(overrides, Mapping):
-        overrides = [f"{key.replace('__', '.')}={value}" for key, value in leaves(overrides).items()]
-    words = [*names, *overrides, *(["--seeds", ",".join(map(str, seeds))] if seeds else [])]
     return Prepared(
         rows=rows,
         out=out,
@@ -95,5 +94,13 @@ def prepare(
         data_dir=data_dir,
         download=download,
         device=device,
-        command=f"flatrock reproduce {shlex.join(words)}",
+        command=_command(names, overrides, seeds),
     )
+
+
+def _command(names: Sequence[str], overrides: Overrides, seeds: Sequence[int]) -> str:
+    """What makes the same rows in a terminal."""
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key.replace('__', '.')}={value}" for key, value in leaves(overrides).items()]
+    words = [*names, *overrides, *(["--seeds", ",".join(map(str, seeds))] if seeds else [])]
+    return f"flatrock reproduce {shlex.join(words)}"
