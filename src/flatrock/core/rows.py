@@ -42,6 +42,11 @@ class Score:
         return int(self.right["clean"].numel())
 
     @property
+    def worst(self) -> Tensor:
+        """Whether each sample is right on the clean input and under every attack."""
+        return torch.stack(list(self.right.values())).all(0)
+
+    @property
     def accuracy(self) -> dict[str, float]:
         """The share of right samples under each name."""
         return {name: float(flags.double().mean()) for name, flags in self.right.items()}

@@ -45,8 +45,7 @@ def results_page(
     """The whole page.
 
     `files` are the names of the results files the rows come from, `pictures` those of what was drawn: of all runs under
-    the empty name, of a protocol's curves under the protocol's, of those of other runs under OTHERS. `command` is what
-    writes it.
+    the empty name, of a protocol's curves under the protocol's, of other runs under OTHERS. `command` writes it.
     """
     parts = [OPENING.format(command=command)]
     if not rows:
@@ -61,7 +60,7 @@ def results_page(
     if others:
         parts += [
             "## Other runs",
-            *_curves(pictures.get(OTHERS, "")),
+            *_picture("clean accuracy and that under all attacks, of every run", pictures.get(OTHERS, "")),
             markdown(overview(others)),
             *_remarks(others, {}),
         ]
@@ -77,7 +76,7 @@ def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: st
     missing = _missing(protocol, rows)
     if rows:
         parts += [
-            *_curves(curves),
+            *_picture("accuracy under attack, epoch by epoch", curves),
             markdown(measured(rows, papers, labels)),
             markdown(costs(rows, labels)),
             *_remarks(rows, labels),
@@ -88,8 +87,8 @@ def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: st
     return parts
 
 
-def _curves(picture: str) -> list[str]:
-    return [f"![accuracy under attack, epoch by epoch]({picture})"] if picture else []
+def _picture(text: str, name: str) -> list[str]:
+    return [f"![{text}]({name})"] if name else []
 
 
 def _missing(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
@@ -135,14 +134,22 @@ def overview(rows: Sequence[Row]) -> Table:
     """One line per run: its accuracies and seconds per epoch."""
     names = sorted({a for row in rows for score in row.scores.values() for a in score.right} - {"clean"})
     names = ["clean", *names]
-    lines, several = [], len({row.seed for row in rows}) > 1
-    for row in rows:
+    lines = []
+    for name, row in zip(row_names(rows), rows, strict=True):
         found = row.scores[row.main].accuracy if row.main else {}
         speed = row.training["seconds_per_epoch"]
-        name = row.recipe + (f", seed {row.seed}" if several else "") + (", changed" if row.changes else "")
-        state = "" if row.status == "finished" else f" {row.status.upper()}"
-        lines.append((name + state, *(percent(found.get(a)) for a in names), _seconds(speed)))
+        lines.append((name, *(percent(found.get(a)) for a in names), _seconds(speed)))
     return Table(("recipe", *names, "s/epoch"), tuple(lines))
+
+
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """Recipes, with the seed if there are several, and what is not as it should be."""
+    several = len({row.seed for row in rows}) > 1
+    names = []
+    for row in rows:
+        name = row.recipe + (f", seed {row.seed}" if several else "") + (", changed" if row.changes else "")
+        names.append(name if row.status == "finished" else f"{name} {row.status.upper()}")
+    return names
 
 
 def measured(rows: Sequence[Row], papers: Papers, labels: Mapping[str, str]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 
@@ -14,17 +14,7 @@ from flatrock.reports.style import blank, dress, finish, line_style
 def draw_curves(rows: Sequence[Row], protocol: Protocol, path: Path) -> Path | None:
     """Draw the runs a paper prints best and last epoch for, those that may be compared; None without any."""
     named = {name: entry.label for name, entry in protocol.rows.items() if entry.drops}
-    return _drawn([row for name in named for row in rows if row.recipe == name and row.comparable], named, path)
-
-
-def draw_others(rows: Sequence[Row], path: Path) -> Path | None:
-    """Draw runs no paper prints; None without any."""
-    return _drawn(rows, {row.recipe: row.recipe for row in rows}, path)
-
-
-def _drawn(rows: Sequence[Row], named: Mapping[str, str], path: Path) -> Path | None:
-    """The rows that know their epochs, under these names of their recipes."""
-    runs = [row for row in rows if "curve" in row.selection]
+    runs = [row for name in named for row in rows if row.recipe == name and row.comparable and "curve" in row.selection]
     if not runs:
         return None
     figure = blank(7.5, 4)
@@ -35,10 +25,9 @@ def _drawn(rows: Sequence[Row], named: Mapping[str, str], path: Path) -> Path | 
         axes.plot(x, _percent(held), linewidth=1.6, **style)
         axes.plot(x, _percent(seen), linewidth=1, alpha=0.5, **style)
         for end, mark in (("best", "o"), ("last", "s")):
-            if probe := row.selection.get(end):  # of a run that failed there may be no best epoch
-                axes.plot(probe["epoch"], _percent([probe["robust"]]), mark, color=style["color"], markersize=5)
-        label = named[row.recipe] + (f", seed {row.seed}" if row.seed else "") + (", changed" if row.changes else "")
-        axes.plot([], [], label=label, **style)
+            probe = row.selection[end]
+            axes.plot(probe["epoch"], _percent([probe["robust"]]), mark, color=style["color"], markersize=5)
+        axes.plot([], [], label=named[row.recipe] + (f", seed {row.seed}" if row.seed else ""), **style)
     where = {str(row.selection["data"]).replace("_", "-") for row in runs}
     for label, mark in (("best epoch", "o"), ("last epoch", "s")):
         axes.plot([], [], mark, color="0.3", label=label, markersize=5)

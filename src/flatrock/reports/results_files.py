@@ -9,8 +9,9 @@ from flatrock.core.files import write_atomic
 from flatrock.core.rows import Row
 from flatrock.reports.papers import Papers
 from flatrock.reports.results import COMMAND, OTHERS, results_page
-from flatrock.reports.results_curves import draw_curves, draw_others
+from flatrock.reports.results_curves import draw_curves
 from flatrock.reports.results_figure import draw_results
+from flatrock.reports.results_others import draw_others
 
 
 def write_results(
