@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatrock.core.device import free_memory, pick_device
 from flatrock.core.errors import FlatrockError, StateError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result, Run
@@ -139,6 +140,9 @@ def _run(planned: Planned, means: Means, told: Listener) -> Run:
         raise StateError(f"{why}. It failed before and is not tried again; remove {planned.folder} to train it anew")
     if status not in (NEW, "running"):
         return folder.run()
+    device = pick_device(means.device)
+    if device.type == "cuda":
+        free_memory(device)  # what the row before took is not this one's peak
     # Killed before its first state was whole, a run has nothing to lose.
     stored = folder.state.exists() or folder.older_state.exists() or folder.metrics.exists()
     run = train_recipe(
