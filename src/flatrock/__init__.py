@@ -123,7 +123,9 @@ def reproduce(
     )
     with _listener(progress) as bar:
         told = Told(table.rows) if progress is True else None
-        return table.make(limit_minutes=limit_minutes, progress=bar, listener=told)
+        outcome = table.make(limit_minutes=limit_minutes, progress=bar, listener=told)
+    table.report()
+    return outcome
 
 
 def load(source: str | Path | Run, *, which: str = "auto", device: str = "cpu") -> Classifier:

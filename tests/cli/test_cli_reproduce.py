@@ -175,7 +175,7 @@ def test_faults_are_told_before_any_work(here: Path) -> None:
     assert "name digits_standard too, it will come first" in text and "cifar10 not found in data" in text
     assert "unknown device 'tpu'" in refusal(flatrock("reproduce", "digits_at", "--device", "tpu"))
     assert "must end in .json" in refusal(flatrock("reproduce", "digits_at", "--out", "a.txt"))
-    assert "must end in .md" in refusal(flatrock("reproduce", "digits_at", "--page", "a.txt"))
+    assert "page: a.txt must end in .md" in refusal(flatrock("reproduce", "digits_at", "--page", "a.txt"))
     assert "no recipe is named" in refusal(flatrock("reproduce", "train.epochs=1"))
     assert "no file of the papers' figures" in refusal(flatrock("reproduce", "digits_at", "--papers", "x.yaml"))
     assert tree(here) == {}
@@ -242,6 +242,9 @@ def test_what_became_of_the_papers_differences(here: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "of the differences papers print, cifar10_full:" in done.output
     assert "reproduced (AT, last epoch minus best: PGD-20; AT + AWP minus AT: PGD-20; " in done.output
+    again = flatrock("reproduce", "cifar10_full_at_awp", *CPU)
+    assert "AT + AWP minus AT: PGD-20; " in again.output, "the other row is in the file"
+    assert all(f"wrote runs/reproduce{end}" in again.output for end in (".json", ".md", ".png", "-cifar10_full.png"))
     page = (here / "runs/reproduce.md").read_text()
     assert "AWP (Wu et al. 2020) Table 3" in page and "](reproduce-cifar10_full.png)" in page
     assert "cifar10_short" not in page, "nothing of protocols nobody asked for"

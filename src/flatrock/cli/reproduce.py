@@ -37,9 +37,9 @@ FAILED, UNFINISHED = 1, 3
 Words = Annotated[
     list[str],
     typer.Argument(
-        metavar="NAME... [KEY=VALUE...]",
-        help="recipes by name or file, patterns such as 'digits_*', or tables such as rat_table1; then overrides, "
-        "such as train.epochs=1, of all of them",
+        metavar="NAME|KEY=VALUE",
+        help="recipes by name or file, patterns such as 'digits_*', or tables such as rat_table1; and overrides of all "
+        "of them, such as train.epochs=1",
     ),
 ]
 RunsDir = Annotated[Path, typer.Option(help="where the run folders lie")]
@@ -92,6 +92,8 @@ def run(
         with TerminalProgress() as progress:
             outcome = table.make(limit_minutes=limit_minutes, progress=progress, listener=Told(table.rows))
         _tell_outcome(table, outcome)
+        if files := table.report():
+            say("\n".join(f"wrote {file}" for file in (table.out, *files)))
         if outcome.problems or outcome.left:
             raise typer.Exit(FAILED if outcome.problems else UNFINISHED)
 
@@ -144,21 +146,20 @@ class Told(Listener):
 
 
 def _tell_outcome(table: Prepared, outcome: Outcome) -> None:
-    """The whole table, what became of the papers' differences, where everything lies, and what is left."""
+    """The whole table, what became of the papers' differences (between all rows of the file), and what is left."""
     if outcome.rows:
         show(overview(outcome.rows))
         tell_changes(outcome.rows)
-    papers = table.figures(outcome.rows)
+    rows = table.known()
+    papers = table.figures(rows)
     lines = {
-        key: tally_lines(part, [r for r in outcome.rows if r.protocol == key], papers)
+        key: tally_lines(part, [row for row in rows if row.protocol == key], papers)
         for key, part in papers.protocols.items()
     }
     for key in filter(lines.get, lines):
         say("\n".join([f"of the differences papers print, {key}:", *(f"  {line}" for line in lines[key])]))
     if not any(lines.values()):
         say("papers print no difference between two of these rows as their recipes say")
-    if table.page.exists():
-        say(f"wrote {table.out} and {table.page}")
     for planned in outcome.left:
         say(("not made ", "yellow"), f"{planned.folder.name}: no time was left; the same command goes on")
     if outcome.problems:

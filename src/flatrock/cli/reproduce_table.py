@@ -33,6 +33,10 @@ class Prepared:
     device: str
     command: str
 
+    def known(self) -> list[Row]:
+        """The rows of the results file: these, and those that were there before."""
+        return (read_rows(self.out) or []) if self.out.exists() else []
+
     def figures(self, rows: Sequence[Row]) -> Papers:
         """What the papers print, as far as it concerns these rows."""
         return known_papers(self.papers, self.out.parent, {row.protocol for row in rows})
@@ -44,15 +48,19 @@ class Prepared:
         progress: Progress | None = None,
         listener: Listener | None = None,
     ) -> Outcome:
-        """Make the rows, then the page of all rows of the results file, if it has any."""
+        """Make the rows."""
         how: dict[str, Any] = {"data_dir": self.data_dir, "download": self.download, "device": self.device}
-        outcome = reproduce_rows(
+        return reproduce_rows(
             self.rows, self.out, **how, limit_minutes=limit_minutes, progress=progress, listener=listener
         )
-        if self.out.exists():
-            rows = read_rows(self.out) or []
-            write_results(rows, self.figures(rows), [self.out], self.page, command=self.command)
-        return outcome
+
+    def report(self) -> list[Path]:
+        """Write the page of all rows of the results file; it and its pictures, or nothing if there is no row yet."""
+        rows = self.known()
+        if not rows:
+            return []
+        pictures = write_results(rows, self.figures(rows), [self.out], self.page, command=self.command)
+        return [self.page, *pictures]
 
 
 def prepare(
@@ -75,7 +83,7 @@ def prepare(
     check_json(out, SCHEMA, "results file")
     if out.exists():
         read_rows(out)  # one that is damaged is refused now, not after the first row
-    check_page(page, page.with_suffix(".png"))
+    check_page(page, page.with_suffix(".png"), option="--page")
     pick_device(device)
     rows = plan_rows(
         names,
