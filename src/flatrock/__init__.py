@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import getdoc
@@ -20,8 +20,21 @@ from flatrock.models.catalog import create_model
 
 if TYPE_CHECKING:
     from flatrock.models.classifier import Classifier
+    from flatrock.recipes.reproduce import Outcome
 
-__all__ = ["L2", "Linf", "Result", "Run", "__version__", "attack", "create_model", "evaluate", "load", "train"]
+__all__ = [
+    "L2",
+    "Linf",
+    "Result",
+    "Run",
+    "__version__",
+    "attack",
+    "create_model",
+    "evaluate",
+    "load",
+    "reproduce",
+    "train",
+]
 
 
 _P = ParamSpec("_P")
@@ -74,6 +87,45 @@ def train(recipe: str | Path, *, progress: Progress | bool | None = None, **over
 
     with _listener(progress) as listener:
         return train_recipe(recipe, progress=listener, **overrides)
+
+
+def reproduce(
+    *names: str,
+    runs_dir: str | Path = "runs",
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (),
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    device: str = "auto",
+    limit_minutes: float | None = None,
+    progress: Progress | bool | None = None,
+    **overrides: Any,
+) -> Outcome:
+    """Train, evaluate and collect recipes into one table, beside the papers' figures: `flatrock reproduce` as a call.
+
+    Names are those of recipes, of files, patterns such as "digits_*" or tables such as "rat_table1"; overrides are
+    recipe keys, as in `train`. Rows are written to `out` (runs_dir/reproduce.json), the page beside it. What is done is
+    skipped; a row that fails is told in `Outcome.problems` and ends no other.
+    """
+    from flatrock.cli.reproduce import Told
+    from flatrock.cli.reproduce_table import prepare
+    from flatrock.recipes.train import written
+
+    table = prepare(
+        names,
+        written(overrides),
+        runs_dir=Path(runs_dir),
+        out=None if out is None else Path(out),
+        seeds=seeds,
+        data_dir=None if data_dir is None else Path(data_dir),
+        download=download,
+        device=device,
+    )
+    with _listener(progress) as bar:
+        told = Told(table.rows) if progress is True else None
+        outcome = table.make(limit_minutes=limit_minutes, progress=bar, listener=told)
+    table.report()
+    return outcome
 
 
 def load(source: str | Path | Run, *, which: str = "auto", device: str = "cpu") -> Classifier:

@@ -188,6 +188,7 @@ COMMANDS_WITH_OUT = {
     "pseudo-label": ("nowhere", "--images", "a.npz"),
     "report": ("nowhere.json",),
     "report-speed": ("nowhere.json",),
+    "reproduce": ("nowhere",),
     "results": ("nowhere",),
 }
 

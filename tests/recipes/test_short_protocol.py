@@ -171,7 +171,6 @@ def test_from_training_to_the_page(run_folder: Path, tmp_path: Path) -> None:
     assert set(row.scores["best"].right) == {"clean", "pgd-2", "cw-2"}
     assert "train.epochs: 2 instead of 30" in row.changes
     assert not any("evaluate" in change or "engine" in change for change in row.changes)
-    papers = Path(__file__).parents[2] / "results" / "papers.yaml"
-    flatrock("report", tmp_path / "rows.json", "--papers", papers, "--out", tmp_path / "page.md")
+    flatrock("report", tmp_path / "rows.json", "--out", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert "TRADES + AWP (seed 0): changed, train.epochs: 2 instead of 30; not compared." in text

@@ -14,10 +14,10 @@ from results_cases import fake_run
 
 from flatrock.core.rows import Row
 from flatrock.recipes.results import collect_run
-from flatrock.reports.papers import read_papers
+from flatrock.reports.papers import OWN, read_papers
 from flatrock.reports.results_curves import draw_curves
 
-PROTOCOLS = read_papers(Path(__file__).parents[2] / "results" / "papers.yaml").protocols
+PROTOCOLS = read_papers(OWN).protocols
 FULL = PROTOCOLS["cifar10_full"]
 FOUND = {"clean": 81.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
 

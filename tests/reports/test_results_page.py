@@ -15,12 +15,12 @@ from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import Gap, read_rows
 from flatrock.recipes.load import load_recipe, recipe_names
-from flatrock.recipes.results import protocol
-from flatrock.reports.claims import Verdict
+from flatrock.recipes.results import collect_run, protocol
+from flatrock.reports.claims import Verdict, tally_lines
+from flatrock.reports.papers import OWN as PAPERS
 from flatrock.reports.papers import read_papers
 
 ROOT = Path(__file__).parents[2]
-PAPERS = ROOT / "results" / "papers.yaml"
 TRADES = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
 AWP = {"clean": 79.0, "pgd-20": 53.2, "cw-20": 49.1, "autoattack": 50.1}
 
@@ -263,14 +263,43 @@ def _rows(raw: Any) -> Any:
 
 
 def test_a_page_of_ones_own_needs_no_papers(tmp_path: Path) -> None:
+    """Papers that come with flatrock are told where there is a row of their protocol, and nowhere else."""
     file, page = tmp_path / "rows.json", tmp_path / "page.md"
-    runs = [fake_run(tmp_path, "digits_at", TRADES), fake_run(tmp_path, "cifar10_short_trades", TRADES)]
+    runs = [fake_run(tmp_path, "digits_at", TRADES), fake_run(tmp_path, "digits_mart", {}, status="failed")]
     assert flatrock("results", *runs, "--out", file).exit_code == 0
     done = flatrock("report", file, "--out", page)
     assert done.exit_code == 0, done.output
-    assert "a page without the papers' figures (name them with --papers)" in " ".join(done.output.split())
-    assert "## Other runs" in page.read_text()
+    assert [line for line in page.read_text().splitlines() if line.startswith("## ")] == [
+        "## Other runs",
+        "## Adding a row",
+    ]
     assert "| digits_at | 80.00 | 48.00 | 49.00 | 51.00 |" in page.read_text()
+    assert "| digits_mart FAILED |" in page.read_text()
     assert not page.with_suffix(".png").exists()
+    assert "](page-other.png)" in page.read_text()
+    assert (tmp_path / "page-other.png").read_bytes()[:4] == b"\x89PNG"
+    short = fake_run(tmp_path, "cifar10_short_trades", TRADES)
+    assert flatrock("results", short, "--add", "--out", file).exit_code == 0
+    assert flatrock("report", file, "--out", page).exit_code == 0
+    assert "RAT (Jin et al. 2023) Table 7" in page.read_text()
+    assert "cifar10_full" not in page.read_text()
     done = flatrock("report", file, "--papers", tmp_path / "none.yaml", "--out", page)
     assert "name it with --papers" in " ".join(done.output.split())
+
+
+def test_differences_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+    papers = read_papers(PAPERS)
+    last = {**AWP, "pgd-20": 52.0}
+    rows = [
+        collect_run(fake_run(tmp_path, "cifar10_full_at", TRADES, last={**TRADES, "pgd-20": 44.0})),
+        collect_run(fake_run(tmp_path, "cifar10_full_at_awp", AWP, last=last)),
+    ]
+    assert tally_lines(papers.protocols["cifar10_full"], rows, papers) == [
+        "5 reproduced (AT, last epoch minus best: PGD-20; AT + AWP minus AT: clean, PGD-20; AT + AWP minus AT, last "
+        "epoch: PGD-20; AT + AWP, last epoch minus best: PGD-20)",
+        "1 the same sign, far smaller (AT + AWP minus AT, last epoch: clean)",
+        "2 not reproduced, no difference beyond chance (AT, last epoch minus best: clean; AT + AWP, last epoch minus "
+        "best: clean)",
+    ]
+    assert tally_lines(papers.protocols["cifar10_short"], rows, papers) == []
+    assert papers.last_epochs == {"cifar10_full_at", "cifar10_full_at_awp"}

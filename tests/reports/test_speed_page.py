@@ -242,8 +242,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_files_of_bench_are_no_results(tmp_path: Path) -> None:
     bench = store(tmp_path / "b.json", at(5.0))
-    papers = ROOT / "results" / "papers.yaml"
-    words = ["report", bench, "--papers", papers, "--out", tmp_path / "page.md"]
+    words = ["report", bench, "--out", tmp_path / "page.md"]
     done = CliRunner().invoke(app, [str(w) for w in words])
     assert done.exit_code == 0, done.output
     assert f"left out {bench}" in done.output

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flatrock.cli.console import friendly, say
+from flatrock.cli.console import friendly, human, say
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import device_name
@@ -43,7 +43,7 @@ def run(
             _line("steps", f"{cost.steps:,} ({cost.steps_per_epoch:,} per epoch over {cost.samples:,} samples)")
             _line("passes", f"{cost.forwards_per_step} forward passes of the network per step")
             _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
-            _line("time", f"about {_human(cost.seconds)} on {device_name(where)}")
+            _line("time", f"about {human(cost.seconds)} on {device_name(where)}")
             say("  (time extrapolated from one batch: an order of magnitude)")
         if faults := tuple(fault for fault in (helper_fault(chosen), start_fault(chosen)) if fault):
             raise ConfigError(f"recipe {chosen.name} is sound, but cannot be trained yet:", faults)
@@ -67,10 +67,3 @@ def _counted(recipe: Recipe, folder: Path | None) -> int | None:
 
 def _line(name: str, text: str) -> None:
     say(f"{name:<12} {text}")
-
-
-def _human(seconds: float) -> str:
-    for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{max(seconds, 1):.0f} s"

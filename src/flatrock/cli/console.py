@@ -134,6 +134,14 @@ def clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))) if seconds < 1e9 else "unknown"
 
 
+def human(seconds: float) -> str:
+    """5400 -> '1.5 hours': of estimates."""
+    for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(seconds, 1):.0f} s"
+
+
 def show(table: Table, title: str = "") -> None:
     """Print a table; the first column is text, the others are numbers, of which no digit is ever cut off.
 

@@ -133,9 +133,14 @@ def _draw(result: Result, stored: Path, shown: _Shown, csv: Path | None) -> None
     say(f"wrote {stored}")
     if csv is not None:
         say(f"wrote {write_samples(result, csv)}")
+    draw_plans(result, stored)
+    shown.draw(result, stored)
+
+
+def draw_plans(result: Result, stored: Path) -> None:
+    """Beside a result: what each attack of its plans took away."""
     for plan in result.plans:
         say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
-    shown.draw(result, stored)
 
 
 def _several(seeds: str | None, seed: int, out: Path | None, csv: Path | None) -> list[int]:
@@ -210,6 +215,11 @@ def _tell(result: Result, classes: Sequence[str] | None) -> None:
         show(waterfall(result, plan), f"{plan}: what each attack took away")
     if classes is not None:
         _tell_classes(result, classes)
+    tell_findings(result)
+
+
+def tell_findings(result: Result) -> None:
+    """Reasons not to believe a result as it is."""
     for finding in result.findings:
         say(("finding ", "yellow"), str(finding))
 

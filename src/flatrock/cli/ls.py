@@ -18,7 +18,7 @@ from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import MODELS
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS
-from flatrock.recipes.load import summaries
+from flatrock.recipes.load import summaries, table_summaries
 
 
 def _rows(registry: Registry[Any]) -> list[tuple[str, str]]:
@@ -38,6 +38,7 @@ def _plans() -> list[tuple[str, str]]:
 
 KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "recipes": lambda: list(summaries().items()),
+    "tables": lambda: list(table_summaries().items()),
     "models": lambda: [*_rows(MODELS), ("FILE:function", "a network of your own, see docs/own_network.md")],
     "data": lambda: _rows(DATA),
     "attacks": _attacks,
@@ -52,7 +53,7 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
 def run(
     kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}; all if left out")] = "",
 ) -> None:
-    """List recipes, models, data sets, attacks, plans, objectives, flatness methods, optimizers and schedules."""
+    """List what there is: recipes, published tables, models, data sets, attacks, objectives, flatness methods, ..."""
     with friendly():
         if kind and kind not in KINDS:
             raise ConfigError(unknown("kind", kind, KINDS))

@@ -23,6 +23,7 @@ from flatrock.cli import (
     pseudo_label,
     report,
     report_speed,
+    reproduce,
     results,
     train,
 )
@@ -65,6 +66,7 @@ app.command("overfit")(overfit.run)
 app.command("curvature")(curvature.run)
 app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
+app.command("reproduce")(reproduce.run)
 app.command("results")(results.run)
 app.command("report")(report.run)
 app.command("report-speed")(report_speed.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from flatrock.cli.console import friendly, say, show
 from flatrock.cli.shared import check_json
 from flatrock.core.errors import ConfigError
-from flatrock.core.rows import SCHEMA, Row, read_rows, write_rows
+from flatrock.core.rows import SCHEMA, Row, added, read_rows, repeated, write_rows
 from flatrock.recipes.results import collect_run
 from flatrock.reports.results import overview
 
@@ -27,28 +28,26 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
     with friendly():
         check_json(out, SCHEMA, "results file")
         rows = [collect_run(path) for path in runs]
-        twice = {r for r in map(_key, rows) if list(map(_key, rows)).count(r) > 1}
-        if twice:
-            recipe, seed, changes = sorted(twice)[0]
+        if twice := repeated(rows):
+            recipe, seed, changes = twice[0].key
             told = f", changed alike ({'; '.join(changes)})" if changes else ""
             raise ConfigError(f"two runs have the same recipe and seed: {recipe}, {seed}{told}; name one of them")
         if add and out.exists():
-            rows = _added(out, rows)
+            rows = added(read_rows(out) or [], rows)
         show(overview(rows))
         for row in rows:
             if row.main is None and row.status != "failed":
                 say(("not evaluated ", "yellow"), f"{row.recipe}; run `flatrock eval` on it, then this again")
-            for change in row.changes:
-                say(("changed ", "yellow"), f"{row.recipe} {change}")
+        tell_changes(rows)
         write_rows(out, rows)
         say(f"wrote {out}")
 
 
-def _key(row: Row) -> tuple[str, int, tuple[str, ...]]:
-    """What there can be one of: a recipe that was changed is another one."""
-    return row.recipe, row.seed, row.changes
-
-
-def _added(out: Path, rows: list[Row]) -> list[Row]:
-    new = {_key(row) for row in rows}
-    return [row for row in read_rows(out) or [] if _key(row) not in new] + rows
+def tell_changes(rows: Sequence[Row]) -> None:
+    """In what runs are not what the recipe of their name says, those alike told once."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for change in row.changes:
+            said.setdefault(change, []).append(row.recipe)
+    for change, recipes in said.items():
+        say(("changed ", "yellow"), f"{', '.join(dict.fromkeys(recipes))} {change}")

@@ -77,11 +77,11 @@ def check_json(out: Path, schema: str, what: str) -> None:
         raise ConfigError(faults[0])
 
 
-def check_page(out: Path, *pictures: Path) -> None:
+def check_page(out: Path, *pictures: Path, option: str = "--out") -> None:
     """As check_out, of a page that is written anew every time: nothing but a page can be lost."""
-    check_out(out, *pictures)
+    check_out(out, *pictures, option=option)
     if out.suffix != ".md":
-        raise ConfigError(f"out: {out} must end in .md")
+        raise ConfigError(f"{option.removeprefix('--')}: {out} must end in .md")
 
 
 def beside(sources: Sequence[Path], name: str) -> Path:

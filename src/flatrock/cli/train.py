@@ -14,7 +14,7 @@ from flatrock.cli.shared import seeds_of
 from flatrock.core.errors import ConfigError, StateError, TrainingError
 from flatrock.core.records import Run
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.load import load_recipe
+from flatrock.recipes.load import load_recipe, load_seeds
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
@@ -42,7 +42,7 @@ def run(
             chosen = load_recipe(recipe, overrides or [])
             runs = {chosen.seed: _trained(chosen, run_dir, **how)}
         else:
-            wanted = _recipes(recipe, overrides or [], seeds_of(seeds))
+            wanted = load_seeds(recipe, overrides or [], seeds_of(seeds))
             folders = {seed: _folder(chosen, run_dir) for seed, chosen in wanted.items()}
             if not (resume or overwrite):
                 _check_free(list(folders.values()))
@@ -68,17 +68,14 @@ def _trained(chosen: Recipe, folder: Path | None, **how: Any) -> Run | None:
     except TrainingError as error:
         say(("FAILED: ", "bold red"), str(error), to=errors)
         return None
-    say("\n".join(_summary(done)))
-    say(f"curves {learning_curves({chosen.name: done}, done.folder / 'curves.png')}")
+    tell_run(chosen.name, done)
     return done
 
 
-def _recipes(name: str, overrides: Sequence[str], seeds: Sequence[int]) -> dict[int, Recipe]:
-    """The recipe once for every seed."""
-    own = [word for word in overrides if word.partition("=")[0].strip() == "seed"]
-    if own:
-        raise ConfigError(f"{own[0]} and --seeds exclude each other; choose one")
-    return {seed: load_recipe(name, [*overrides, f"seed={seed}"]) for seed in seeds}
+def tell_run(name: str, done: Run) -> None:
+    """How a run ended; its curves are drawn."""
+    say("\n".join(_summary(done)))
+    say(f"curves {learning_curves({name: done}, done.folder / 'curves.png')}")
 
 
 def _folder(chosen: Recipe, run_dir: Path | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -48,3 +49,13 @@ def pick_device(device: torch.device | str) -> torch.device:
     if chosen.type == "cuda" and (chosen.index or 0) >= count:
         raise ConfigError(f"device {device!r} asked for, but torch sees {count} CUDA devices; use cpu")
     return chosen
+
+
+def free_memory(device: torch.device, *, compiled: bool = False) -> int:
+    """Give back what nobody uses, forget old peaks; the bytes that are still taken. What is compiled may stay."""
+    if not compiled:
+        torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_reserved(device)

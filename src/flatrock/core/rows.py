@@ -42,6 +42,11 @@ class Score:
         return int(self.right["clean"].numel())
 
     @property
+    def worst(self) -> Tensor:
+        """Whether each sample is right on the clean input and under every attack."""
+        return torch.stack(list(self.right.values())).all(0)
+
+    @property
     def accuracy(self) -> dict[str, float]:
         """The share of right samples under each name."""
         return {name: float(flags.double().mean()) for name, flags in self.right.items()}
@@ -100,6 +105,11 @@ class Row:
         return wanted if wanted in self.scores else None
 
     @property
+    def key(self) -> tuple[str, int, tuple[str, ...]]:
+        """What there can be one of: a recipe that was changed is another one."""
+        return self.recipe, self.seed, self.changes
+
+    @property
     def comparable(self) -> bool:
         """Whether the run is what its recipe says, to the end, and was evaluated."""
         return self.status == "finished" and not self.changes and self.main is not None
@@ -141,6 +151,18 @@ def paired(a: Tensor, b: Tensor) -> Gap:
 def mean_gap(gaps: Sequence[Gap]) -> Gap:
     """The mean of independent gaps, such as those of several seeds."""
     return Gap(sum(g.mean for g in gaps) / len(gaps), sqrt(sum(g.error**2 for g in gaps)) / len(gaps))
+
+
+def repeated(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose key another one has too, by key."""
+    keys = [row.key for row in rows]
+    return sorted((row for row in rows if keys.count(row.key) > 1), key=lambda row: row.key)
+
+
+def added(rows: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """The rows, without those of the keys of new ones, and the new ones."""
+    keys = {row.key for row in new}
+    return [*(row for row in rows if row.key not in keys), *new]
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

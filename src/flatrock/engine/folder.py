@@ -92,9 +92,7 @@ class RunFolder:
                     f"run folder {self.path} exists; continue it with --resume, replace it with --overwrite, "
                     "or choose another with --run-dir (in Python: resume=True, overwrite=True, folder=...)"
                 )
-            # run.json is the first file a run writes: killed before that, only the beginning of it is there.
-            barely_begun = {p.name for p in self.path.iterdir()} <= {f".{self.info.name}.part", self.lock.name}
-            if not (self.info.is_file() or barely_begun):
+            if not (self.info.is_file() or self.barely_begun()):
                 raise StateError(f"{self.path} holds something that is not a flatrock run; it is left alone")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -129,6 +127,10 @@ class RunFolder:
     def in_use(self) -> bool:
         """Whether anything but a lock lies in the folder."""
         return self.path.is_dir() and any(p != self.lock for p in self.path.iterdir())
+
+    def barely_begun(self) -> bool:
+        """Whether a run was killed before run.json, the first file it writes, was whole."""
+        return {p.name for p in self.path.iterdir()} <= {f".{self.info.name}.part", self.lock.name}
 
     def clear(self) -> None:
         """Remove only the files a run writes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from flatrock.core.costs import Bench, StepCost, median
+from flatrock.core.device import free_memory
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness
 from flatrock.core.progress import Progress, Silent
@@ -159,28 +159,18 @@ def _memories(makers: Sequence[Callable[[], _Contestant]], device: torch.device,
     """
     progress.begin("each alone, for its memory", len(makers))
     taken = []
-    before = _free_memory(device)
+    before = free_memory(device)
     for make in makers:
         one = make()
-        _free_memory(device, compiled=True)
+        free_memory(device, compiled=True)
         one.run(2)
         wait(device)
         taken.append((torch.cuda.max_memory_reserved(device) - before) / 2**30)
         progress.advance(1, one.job.name)
         del one
-        _free_memory(device)
+        free_memory(device)
     progress.end()
     return taken
-
-
-def _free_memory(device: torch.device, *, compiled: bool = False) -> int:
-    """Give back what nobody uses, forget old peaks; the bytes that are still taken. What is compiled may stay."""
-    if not compiled:
-        torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_reserved(device)
 
 
 def _forever(job: Job) -> Iterator[Batch]:

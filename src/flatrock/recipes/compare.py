@@ -105,7 +105,7 @@ def _of_row(row: Row, source: Path) -> Judged:
     threat = build_threat(recipe)
     return Judged(
         name=f"{row.recipe} (seed {row.seed})",
-        right={**score.right, WORST: torch.stack(list(score.right.values())).all(0)},
+        right={**score.right, WORST: score.worst},
         norm=threat.norm,
         eps=threat.eps,
         data=f"{recipe.data.name} test, {score.n} of {score.n} samples",

@@ -33,6 +33,17 @@ def recipe_names() -> list[str]:
     return [n for n in library() if not n.startswith("_")]
 
 
+def table_rows() -> dict[str, list[str]]:
+    """The recipes of each published table, by the name of its file."""
+    return {path.stem: list(_read(path)["rows"]) for path in sorted(TABLES.glob("*.yaml"))}
+
+
+def table_summaries() -> dict[str, str]:
+    """What each of them is, in a line."""
+    sources = {name: _read(TABLES / f"{name}.yaml")["about"]["source"] for name in table_rows()}
+    return {name: f"{len(rows)} rows, {sources[name]}" for name, rows in table_rows().items()}
+
+
 def summaries() -> dict[str, str]:
     """What each of them is, in a line. They are not checked here: building what all of them name takes seconds."""
     return {name: _merged(library()[name], name, ())["about"]["summary"] for name in recipe_names()}
@@ -58,6 +69,16 @@ def load_recipe(
     for key, value in pairs:
         _put(raw, key.replace("__", "."), _spelled_out(key, value))
     return validate(raw, f"recipe {source}", also=also)
+
+
+def load_seeds(
+    source: str | Path, overrides: Iterable[str] | Mapping[str, Any], seeds: Iterable[int]
+) -> dict[int, Recipe]:
+    """The recipe once for every seed."""
+    pairs = dict(overrides.items() if isinstance(overrides, Mapping) else map(_pair, overrides))
+    if "seed" in pairs:
+        raise ConfigError(f"seed={pairs['seed']} and --seeds exclude each other; choose one")
+    return {seed: load_recipe(source, {**pairs, "seed": seed}) for seed in seeds}
 
 
 def _find(source: str | Path) -> Path:

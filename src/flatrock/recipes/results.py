@@ -21,6 +21,7 @@ from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 
 PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
+CHECKPOINTS = ("best", "last", "average-best", "average-last")
 # Those of a run's provenance that say how to ask the same question again; `resumed` is added where it was.
 CERTIFICATE = ("commit", "flatrock", "torch", "python", "device", "time", "engine")
 # What a run may be built on, by its name in provenance, and the key that names it.
@@ -36,7 +37,7 @@ def collect_run(path: Path) -> Row:
     info = folder.read_info()
     if info["status"] == "running":
         raise StateError(f"run {path} is not finished; train on with --resume")
-    run, recipe = folder.run(), _stored(folder)
+    run, recipe = folder.run(), stored_recipe(folder)
     certificate = dict(info.get("provenance", {}))
     resumed = [str(again.get("commit")) for again in info.get("resumed", [])]
     name = str(info.get("name", recipe.name))
@@ -75,7 +76,7 @@ def changes(recipe: Recipe) -> list[str]:
     """The keys that decide the weights in which a recipe is not the library's of that name; the seed is free."""
     if recipe.name not in library():
         return []
-    own, known = (_leaves(r.training_keys()) for r in (recipe, load_recipe(recipe.name, {"seed": recipe.seed})))
+    own, known = (leaves(r.training_keys()) for r in (recipe, load_recipe(recipe.name, {"seed": recipe.seed})))
     keys = [key for key in sorted(own.keys() | known.keys()) if own.get(key) != known.get(key)]
     return [f"{key}: {own.get(key)!r} instead of {known.get(key)!r}" for key in keys]
 
@@ -97,15 +98,16 @@ def other_sources(recipe: Recipe, certificate: Mapping[str, Any]) -> list[str]:
     return told
 
 
-def _leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Dotted keys and their values; a list is one value."""
     found: dict[str, Any] = {}
     for key, value in keys.items():
-        found |= _leaves(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+        found |= leaves(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
     return found
 
 
-def _stored(folder: RunFolder) -> Recipe:
+def stored_recipe(folder: RunFolder) -> Recipe:
+    """The recipe a run was trained with."""
     import yaml
 
     try:
@@ -139,22 +141,36 @@ def _averaged(record: EpochRecord) -> dict[str, Any]:
 
 
 def _scores(path: Path, recipe_hash: str, run: Run) -> dict[str, Score]:
-    """The evaluated checkpoints; a result of other weights than those the run has now is refused."""
-    epochs = {"best": run.best, "last": run.last, "average-best": run.best_average, "average-last": run.last}
-    found = {}
-    for name, record in epochs.items():
-        file = path / f"result-{name}.json"
-        if not file.is_file():
-            continue
-        text = file.read_text()
-        result = Result.from_json(text, str(file))
-        about = result.provenance
-        if about.get("recipe_hash") != recipe_hash or record is None or about.get("epoch") != record.epoch:
-            raise StateError(f"{file} is of other weights than the run has now; evaluate again with `flatrock eval`")
-        if not about.get("whole_plan"):
-            raise StateError(f"{file} is not of the recipe's own attacks on the whole test set; evaluate again")
-        found[name] = _score(result, sha256(text))
-    return found
+    """The evaluated checkpoints."""
+    found = {name: _result(path, name, recipe_hash, run) for name in CHECKPOINTS}
+    return {name: _score(*stored) for name, stored in found.items() if stored is not None}
+
+
+def _result(path: Path, name: str, recipe_hash: str, run: Run) -> tuple[Result, str] | None:
+    """The result of a checkpoint, if it was evaluated, and the digest of its file.
+
+    One of other weights than the run has now is refused.
+    """
+    file = path / f"result-{name}.json"
+    if not file.is_file():
+        return None
+    record = {"best": run.best, "average-best": run.best_average}.get(name, run.last)
+    text = file.read_text()
+    result = Result.from_json(text, str(file))
+    about = result.provenance
+    if about.get("recipe_hash") != recipe_hash or record is None or about.get("epoch") != record.epoch:
+        raise StateError(f"{file} is of other weights than the run has now; evaluate again with `flatrock eval`")
+    if not about.get("whole_plan"):
+        raise StateError(f"{file} is not of the recipe's own attacks on the whole test set; evaluate again")
+    return result, sha256(text)
+
+
+def is_evaluated(run: Run, name: str) -> bool:
+    """Whether a result of this checkpoint of the run, as it is now, is there."""
+    try:
+        return _result(run.folder, name, RunFolder(run.folder).owner(), run) is not None
+    except StateError:  # of other weights, or damaged
+        return False
 
 
 def verdicts(result: Result) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ def train_recipe(
     if isinstance(recipe, Recipe) and overrides:
         raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
     job = build_job(
-        recipe if isinstance(recipe, Recipe) else load_recipe(recipe, _written(overrides)),
+        recipe if isinstance(recipe, Recipe) else load_recipe(recipe, written(overrides)),
         folder=None if folder is None else Path(folder),
         data_folder=None if data_dir is None else Path(data_dir),
         download=download,
@@ -48,15 +48,15 @@ def train_recipe(
     return train(job, resume=resume, overwrite=overwrite, progress=progress)
 
 
-def _written(value: Any) -> Any:
+def written(value: Any) -> Any:
     """A value as a recipe file would say it: numbers of Python's, lists, paths, and a threat by its norm and eps."""
     if isinstance(value, Linf | L2):
         return {"norm": value.norm, "eps": value.eps}
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _written(inner) for key, inner in value.items()}
-    return [_written(inner) for inner in value] if isinstance(value, list | tuple) else plain(value)
+        return {key: written(inner) for key, inner in value.items()}
+    return [written(inner) for inner in value] if isinstance(value, list | tuple) else plain(value)
 
 
 def _check_torch() -> None:

@@ -9,6 +9,10 @@ from math import sqrt
 from flatrock.core.rows import Gap, Row, Score, mean_gap, paired
 from flatrock.reports.papers import Entry, Figure, Papers, Protocol
 
+NOT, OPPOSITE, SMALLER = "not reproduced, no difference beyond chance", "contradicted", "the same sign, far smaller"
+LARGER, LIKE = "the same sign, far larger", "reproduced"
+WORDS = (LIKE, LARGER, SMALLER, NOT, OPPOSITE)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -23,13 +27,13 @@ class Verdict:
     def word(self) -> str:
         """Reproduced: beyond chance, the same sign, and half to twice the size give or take two standard errors."""
         if not self.ours.beyond_chance:
-            return "not reproduced, no difference beyond chance"
+            return NOT
         size, ours, error = abs(self.theirs), 100 * abs(self.ours.mean), 100 * self.ours.error
         if (self.ours.mean > 0) != (self.theirs > 0):
-            return "contradicted"
+            return OPPOSITE
         if ours + 2 * error < size / 2:
-            return "the same sign, far smaller"
-        return "the same sign, far larger" if ours - 2 * error > 2 * size else "reproduced"
+            return SMALLER
+        return LARGER if ours - 2 * error > 2 * size else LIKE
 
     def text(self, name: str) -> str:
         """`PGD-20 +2.60 there, +1.9 ± 0.4 here: reproduced`."""
@@ -85,28 +89,56 @@ def verdicts(pair: tuple[Figure, Figure], ours: Mapping[str, Gap | None]) -> lis
     return found
 
 
-def claim_lines(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
-    """A sentence for every difference a paper prints between rows that were both measured here."""
+@dataclass(frozen=True)
+class Claim:
+    """A difference a paper prints between two of its rows, and what became of it here, measure by measure."""
+
+    what: str
+    pair: tuple[Figure, Figure]
+    verdicts: Sequence[Verdict]
+
+    def sentence(self, papers: Papers) -> str:
+        """All of it."""
+        said = "; ".join(v.text(papers.measures[v.measure]) for v in self.verdicts)
+        new, old = self.pair[0].where, self.pair[1].where
+        return f"- {self.what} ({new if new == old else f'{new}; {old}'}): {said}."
+
+
+def claims(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[Claim]:
+    """Every difference a paper prints between rows that were both measured here."""
     known = by_recipe(rows)
-    lines = []
+    found = []
     for name, entry in protocol.rows.items():
         if entry.over is not None and name in known and entry.over in known:
             what = f"{entry.label} minus {protocol.rows[entry.over].label}"
             for pair in entry.claims:
                 ours = {m: gain(known[name], known[entry.over], m, pair[0].end) for m in papers.measures}
-                lines += _sentence(what, pair, ours, papers)
+                found.append(Claim(what, pair, verdicts(pair, ours)))
         if name in known:
             lost = {m: drop(known[name], m) for m in papers.measures}
             for best, last in entry.drops:
-                lines += _sentence(f"{entry.label}, last epoch minus best", (last, best), lost, papers)
+                found.append(Claim(f"{entry.label}, last epoch minus best", (last, best), verdicts((last, best), lost)))
+    return [claim for claim in found if claim.verdicts]
+
+
+def claim_lines(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
+    """A sentence for each of them."""
+    return [claim.sentence(papers) for claim in claims(protocol, rows, papers)]
+
+
+def tally_lines(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
+    """For each word of a verdict, how many differences have it, and which."""
+    said: dict[str, dict[str, list[str]]] = {}
+    for claim in claims(protocol, rows, papers):
+        ends = {figure.end for figure in claim.pair}
+        what = claim.what + (", last epoch" if ends == {"last"} else "")
+        for verdict in claim.verdicts:
+            said.setdefault(verdict.word, {}).setdefault(what, []).append(papers.measures[verdict.measure])
+    lines = []
+    for word in sorted(said, key=WORDS.index):
+        which = "; ".join(f"{what}: {', '.join(dict.fromkeys(names))}" for what, names in said[word].items())
+        lines.append(f"{sum(map(len, said[word].values()))} {word} ({which})")
     return lines
-
-
-def _sentence(what: str, pair: tuple[Figure, Figure], ours: Mapping[str, Gap | None], papers: Papers) -> list[str]:
-    found = verdicts(pair, ours)
-    said = "; ".join(v.text(papers.measures[v.measure]) for v in found)
-    new, old = pair[0].where, pair[1].where
-    return [f"- {what} ({new if new == old else f'{new}; {old}'}): {said}."] if found else []
 
 
 def target_lines(name: str, entry: Entry, rows: Sequence[Row], papers: Papers) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flatrock.reports.given import read_given
+
+# Those that come with flatrock.
+OWN = Path(__file__).with_name("papers.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,11 @@ class Entry:
     drops: tuple[tuple[Figure, Figure], ...] = ()
     targets: tuple[Target, ...] = ()
 
+    @property
+    def figures(self) -> list[Figure]:
+        """All of them."""
+        return [*self.papers, *(f for pair in (*self.claims, *self.drops) for f in pair)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
@@ -70,10 +78,26 @@ class Papers:
     measures: Mapping[str, str] = field(default_factory=dict)
     protocols: Mapping[str, Protocol] = field(default_factory=dict)
 
+    @property
+    def last_epochs(self) -> set[str]:
+        """The recipes for which a paper prints a last epoch."""
+        rows = [row for protocol in self.protocols.values() for row in protocol.rows.items()]
+        return {name for name, entry in rows if any(figure.end == "last" for figure in entry.figures)}
+
 
 def read_papers(path: Path) -> Papers:
     """Read the file; ConfigError says what in it is wrong."""
     return read_given(path, _papers, what="the papers' figures", option="--papers")
+
+
+def known_papers(given: Path | None, folder: Path, protocols: Collection[str] | None = None) -> Papers:
+    """The figures in the file given, else in papers.yaml in the folder, else flatrock's own (for these protocols)."""
+    beside = folder / OWN.name
+    if given or beside.exists():
+        return read_papers(given or beside)
+    own = read_papers(OWN)
+    wanted = own.protocols if protocols is None else protocols
+    return replace(own, protocols={key: part for key, part in own.protocols.items() if key in wanted})
 
 
 def _papers(raw: Mapping[str, Any]) -> Papers:

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from flatrock.core.rows import Row
 from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, score_at, target_lines
-from flatrock.reports.papers import Entry, Figure, Papers, Protocol
+from flatrock.reports.papers import Papers, Protocol
 from flatrock.reports.table import Table, markdown, percent
+
+COMMAND = "flatrock report results/*.json --out docs/results.md"
+OTHERS = "other"  # runs of no protocol
 
 OPENING = """\
 # Results
 
-Written by `flatrock report results/*.json --out docs/results.md`; no number on this page is typed by hand. Ours come
-from the files `flatrock results` makes of runs, the papers' from `papers.yaml` beside them.
+Written by `{command}`; no number on this page is typed by hand. Ours come
+from the files `flatrock results` makes of runs, the papers' from `reports/papers.yaml` of flatrock or one of yours.
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
 the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
@@ -24,21 +27,27 @@ ones are called that."""
 
 HOW = """\
 ```sh
-flatrock train cifar10_short_trades_awp
-flatrock eval runs/cifar10_short_trades_awp
+flatrock reproduce cifar10_short_trades_awp  # or train and eval, one after the other
 flatrock compare results/cifar10_short.json:cifar10_short_trades_awp runs/cifar10_short_trades_awp  # with the row there
 flatrock results runs/cifar10_short_trades_awp --add --out results/cifar10_short.json
 flatrock report results/*.json --out docs/results.md
 ```"""
 
 
-def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str], pictures: Mapping[str, str]) -> str:
+def results_page(
+    rows: Sequence[Row],
+    papers: Papers,
+    files: Sequence[str],
+    pictures: Mapping[str, str],
+    *,
+    command: str = COMMAND,
+) -> str:
     """The whole page.
 
     `files` are the names of the results files the rows come from, `pictures` those of what was drawn: of all runs under
-    the empty name, of a protocol's curves under the protocol's.
+    the empty name, of a protocol's curves under the protocol's, of other runs under OTHERS. `command` writes it.
     """
-    parts = [OPENING]
+    parts = [OPENING.format(command=command)]
     if not rows:
         parts.append("There are no results yet: no run has been collected with `flatrock results`.")
     else:
@@ -49,8 +58,13 @@ def results_page(rows: Sequence[Row], papers: Papers, files: Sequence[str], pict
         parts += _section(protocol, [row for row in rows if row.protocol == key], papers, pictures.get(key, ""))
     others = [row for row in rows if row.protocol not in papers.protocols]
     if others:
-        parts += ["## Other runs", markdown(overview(others)), *_remarks(others, {})]
-    parts += ["## Adding a row", HOW]
+        parts += [
+            "## Other runs",
+            *_picture("clean accuracy and that under all attacks, of every run", pictures.get(OTHERS, "")),
+            markdown(overview(others)),
+            *_remarks(others, {}),
+        ]
+    parts += ["## Adding a row", HOW] if command == COMMAND else ["## Making it again", f"```sh\n{command}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,12 +75,20 @@ def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: st
     rows = sorted(rows, key=lambda row: (order.get(row.recipe, len(order)), row.recipe, row.seed))
     missing = _missing(protocol, rows)
     if rows:
-        parts += [f"![accuracy under attack, epoch by epoch]({curves})"] if curves else []
-        parts += [markdown(measured(rows, papers, labels)), markdown(costs(rows, labels)), *_remarks(rows, labels)]
+        parts += [
+            *_picture("accuracy under attack, epoch by epoch", curves),
+            markdown(measured(rows, papers, labels)),
+            markdown(costs(rows, labels)),
+            *_remarks(rows, labels),
+        ]
         parts += _compared(protocol, rows, papers)
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.")
     return parts
+
+
+def _picture(text: str, name: str) -> list[str]:
+    return [f"![{text}]({name})"] if name else []
 
 
 def _missing(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
@@ -95,7 +117,7 @@ def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[s
             parts += [title, markdown(table)]
     differs: dict[str, list[str]] = {}
     for name, entry in protocol.rows.items():
-        for figure in _all(entry) if name in known else ():
+        for figure in entry.figures if name in known else ():
             differs.setdefault(figure.differs, []).append(figure.cite)
     if differs:
         lines = [f"- {', '.join(dict.fromkeys(cites))}: {text}" for text, cites in differs.items()]
@@ -108,21 +130,26 @@ def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[s
     return parts
 
 
-def _all(entry: Entry) -> list[Figure]:
-    return [*entry.papers, *(f for pair in (*entry.claims, *entry.drops) for f in pair)]
-
-
 def overview(rows: Sequence[Row]) -> Table:
     """One line per run: its accuracies and seconds per epoch."""
     names = sorted({a for row in rows for score in row.scores.values() for a in score.right} - {"clean"})
     names = ["clean", *names]
     lines = []
-    for row in rows:
+    for name, row in zip(row_names(rows), rows, strict=True):
         found = row.scores[row.main].accuracy if row.main else {}
         speed = row.training["seconds_per_epoch"]
-        state = "" if row.status == "finished" else f" {row.status.upper()}"
-        lines.append((row.recipe + state, *(percent(found.get(a)) for a in names), _seconds(speed)))
+        lines.append((name, *(percent(found.get(a)) for a in names), _seconds(speed)))
     return Table(("recipe", *names, "s/epoch"), tuple(lines))
+
+
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """Recipes, with the seed if there are several, and what is not as it should be."""
+    several = len({row.seed for row in rows}) > 1
+    names = []
+    for row in rows:
+        name = row.recipe + (f", seed {row.seed}" if several else "") + (", changed" if row.changes else "")
+        names.append(name if row.status == "finished" else f"{name} {row.status.upper()}")
+    return names
 
 
 def measured(rows: Sequence[Row], papers: Papers, labels: Mapping[str, str]) -> Table:

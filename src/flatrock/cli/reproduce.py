@@ -1,0 +1,192 @@
+"""`flatrock reproduce`: recipes -> runs -> results -> a page beside the papers' figures."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Annotated
+
+import torch
+import typer
+
+from flatrock.cli.console import TerminalProgress, clock, errors, friendly, human, say, show
+from flatrock.cli.evaluate import draw_plans, tell_findings
+from flatrock.cli.reproduce_table import Prepared, prepare
+from flatrock.cli.results import tell_changes
+from flatrock.cli.shared import seeds_of
+from flatrock.cli.train import tell_run
+from flatrock.core.device import pick_device
+from flatrock.core.provenance import device_name
+from flatrock.core.records import Result, Run
+from flatrock.core.rows import Row
+from flatrock.engine.folder import RunFolder
+from flatrock.recipes.cost import estimate
+from flatrock.recipes.pieces import DEFAULT_RUNS
+from flatrock.recipes.reproduce import Listener, Outcome
+from flatrock.recipes.reproduce_plan import NEW, Planned
+from flatrock.recipes.results import changes
+from flatrock.reports.claims import tally_lines
+from flatrock.reports.results import overview
+from flatrock.reports.table import Table
+
+# Some rows failed; all went well, but --limit-minutes left some for the next time.
+FAILED, UNFINISHED = 1, 3
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME|KEY=VALUE",
+        help="recipes by name or file, patterns such as 'digits_*', or tables such as rat_table1; and overrides of all "
+        "of them, such as train.epochs=1",
+    ),
+]
+RunsDir = Annotated[Path, typer.Option(help="where the run folders lie")]
+Out = Annotated[Path | None, typer.Option(help="results file; default reproduce.json in the folder of the runs")]
+Page = Annotated[Path | None, typer.Option(help="the .md file to write; default beside the results file")]
+Figures = Annotated[
+    Path | None, typer.Option("--papers", help="the papers' figures; default as `flatrock report` has it")
+]
+Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2: a row each, in <run folder>-seed<N>")]
+DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
+Download = Annotated[bool, typer.Option("--download", help="fetch missing data")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
+Limit = Annotated[
+    float | None, typer.Option(min=0, help="begin no training and no evaluation after so many minutes; exit code 3")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="say what is done and what is left; write nothing")]
+
+
+def run(
+    words: Words,
+    runs_dir: RunsDir = DEFAULT_RUNS,
+    out: Out = None,
+    page: Page = None,
+    papers: Figures = None,
+    seeds: Seeds = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    device: Device = "auto",
+    limit_minutes: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Train, evaluate and collect recipes into a table and a page; what is done is skipped, the rest goes on."""
+    with friendly("the same command goes on where this one stopped"):
+        overrides = [word for word in words if re.match(r"[\w.]+=", word) and not Path(word).is_file()]
+        table = prepare(
+            [word for word in words if word not in overrides],
+            overrides,
+            runs_dir=runs_dir,
+            out=out,
+            page=page,
+            papers=papers,
+            seeds=() if seeds is None else seeds_of(seeds),
+            data_dir=data_dir,
+            download=download,
+            device=device,
+        )
+        if dry_run:
+            _tell_plan(table)
+            return
+        with TerminalProgress() as progress:
+            outcome = table.make(limit_minutes=limit_minutes, progress=progress, listener=Told(table.rows))
+        _tell_outcome(table, outcome)
+        if files := table.report():
+            say("\n".join(f"wrote {file}" for file in (table.out, *files)))
+        if outcome.problems or outcome.left:
+            raise typer.Exit(FAILED if outcome.problems else UNFINISHED)
+
+
+class Told(Listener):
+    """Says on the console what becomes of the rows."""
+
+    def __init__(self, rows: Sequence[Planned]) -> None:
+        self._total = len(rows)
+        self._waiting = sum(bool(row.left()) for row in rows)
+        self._seconds: list[float] = []  # of rows that were made as a whole
+        self._begun, self._worked, self._whole = 0.0, False, False
+
+    def row(self, number: int, planned: Planned, left: Sequence[str]) -> None:
+        """Which one, and how long all will take if they take as long as those made so far."""
+        head, place = f"row {number}/{self._total} {planned.recipe.name}", f"  {planned.folder}"
+        self._begun, self._worked, self._whole = time.monotonic(), bool(left), bool(left) and planned.status == NEW
+        if not left:
+            say((head, "bold"), place, "" if planned.status == "failed" else ", was done before")
+            return
+        seconds = self._waiting * mean(self._seconds) if self._seconds else None
+        pace = "" if seconds is None else f"  (about {clock(seconds)} left if rows take as long as so far)"
+        self._waiting -= 1
+        say((head, "bold"), place, "" if self._whole else ", goes on", pace)
+
+    def trained(self, planned: Planned, run: Run) -> None:
+        """How it ended."""
+        tell_run(planned.recipe.name, run)
+
+    def evaluated(self, planned: Planned, result: Result, file: Path) -> None:
+        """What lies beside it, and what to think of it."""
+        say(f"wrote {file}")
+        draw_plans(result, file)
+        tell_findings(result)
+        expected = planned.recipe.about.expect
+        if expected and not changes(planned.recipe):
+            say(f"expected: {expected}")
+
+    def failed(self, planned: Planned, why: str) -> None:
+        """Why."""
+        say(("FAILED: ", "bold red"), f"{planned.folder.name}: {why}", to=errors)
+        self._whole = False
+
+    def added(self, planned: Planned, rows: Sequence[Row]) -> None:
+        """The table so far."""
+        if self._whole:
+            self._seconds.append(time.monotonic() - self._begun)
+        if self._worked and len(rows) < self._total and rows:
+            show(overview(rows))
+
+
+def _tell_outcome(table: Prepared, outcome: Outcome) -> None:
+    """The whole table, what became of the papers' differences (between all rows of the file), and what is left."""
+    if outcome.rows:
+        show(overview(outcome.rows))
+        tell_changes(outcome.rows)
+    rows = table.known()
+    papers = table.figures(rows)
+    lines = {
+        key: tally_lines(part, [row for row in rows if row.protocol == key], papers)
+        for key, part in papers.protocols.items()
+    }
+    for key in filter(lines.get, lines):
+        say("\n".join([f"of the differences papers print, {key}:", *(f"  {line}" for line in lines[key])]))
+    if not any(lines.values()):
+        say("papers print no difference between two of these rows as their recipes say")
+    for planned in outcome.left:
+        say(("not made ", "yellow"), f"{planned.folder.name}: no time was left; the same command goes on")
+    if outcome.problems:
+        say(f"{len(outcome.problems)} of {len(table.rows)} rows failed", to=errors)
+
+
+def _tell_plan(table: Prepared) -> None:
+    """What is done, what is left, and how long training will take."""
+    where = pick_device(table.device)
+    lines, times = [], list[float | None]()
+    for row in table.rows:
+        left, status = row.left(), row.status
+        times.append(_estimated(row, where) if "train" in left else 0.0)
+        told = "FAILED" if status == "failed" else ", ".join(left) or "done"
+        lines.append((str(row.folder), status, told, f"about {human(times[-1])}" if times[-1] else ""))
+    show(Table(("run", "training", "left", "time of training"), tuple(lines)))
+    todo = sum(bool(row.left()) for row in table.rows)
+    say(f"{len(lines)} rows, {len(lines) - todo} of them done; results in {table.out}, page {table.page}")
+    known = [seconds for seconds in times if seconds is not None]
+    if sum(known):
+        more = f" beside {times.count(None)} of unknown length" if None in times else ""
+        say(f"about {human(sum(known))} of training{more} on {device_name(where)}, then evaluations")
+        say("  (time extrapolated from one batch of each: an order of magnitude)")
+
+
+def _estimated(row: Planned, device: torch.device) -> float | None:
+    """Seconds of the epochs that are not trained yet; None if only the files of the data know."""
+    done = len(RunFolder(row.folder).records()) if row.status == "running" else 0
+    seconds = estimate(row.recipe, device=device).seconds
+    return None if seconds is None else seconds * max(1 - done / row.recipe.train.epochs, 0)

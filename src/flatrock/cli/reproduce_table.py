@@ -1,0 +1,114 @@
+"""A table that can be made: everything is looked at first, then rows, results file and page are made in one call."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatrock.cli.shared import check_json, check_page
+from flatrock.core.device import pick_device
+from flatrock.core.progress import Progress
+from flatrock.core.rows import SCHEMA, Row, read_rows
+from flatrock.recipes.pieces import DEFAULT_RUNS
+from flatrock.recipes.reproduce import Listener, Outcome, reproduce_rows
+from flatrock.recipes.reproduce_plan import Overrides, Planned, plan_rows
+from flatrock.recipes.results import leaves
+from flatrock.reports.papers import Papers, known_papers
+from flatrock.reports.results_files import write_results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A table that can be made: its rows, the files it is written to, and with what."""
+
+    rows: Sequence[Planned]
+    out: Path
+    page: Path
+    papers: Path | None
+    data_dir: Path | None
+    download: bool
+    device: str
+    command: str
+
+    def known(self) -> list[Row]:
+        """The rows of the results file: these, and those that were there before."""
+        return (read_rows(self.out) or []) if self.out.exists() else []
+
+    def figures(self, rows: Sequence[Row]) -> Papers:
+        """What the papers print, as far as it concerns these rows."""
+        return known_papers(self.papers, self.out.parent, {row.protocol for row in rows})
+
+    def make(
+        self,
+        *,
+        limit_minutes: float | None = None,
+        progress: Progress | None = None,
+        listener: Listener | None = None,
+    ) -> Outcome:
+        """Make the rows."""
+        how: dict[str, Any] = {"data_dir": self.data_dir, "download": self.download, "device": self.device}
+        return reproduce_rows(
+            self.rows, self.out, **how, limit_minutes=limit_minutes, progress=progress, listener=listener
+        )
+
+    def report(self) -> list[Path]:
+        """Write the page of all rows of the results file; it and its pictures, or nothing if there is no row yet."""
+        rows = self.known()
+        if not rows:
+            return []
+        pictures = write_results(rows, self.figures(rows), [self.out], self.page, command=self.command)
+        return [self.page, *pictures]
+
+
+def prepare(
+    names: Iterable[str],
+    overrides: Overrides = (),
+    *,
+    runs_dir: Path = DEFAULT_RUNS,
+    out: Path | None = None,
+    page: Path | None = None,
+    papers: Path | None = None,
+    seeds: Sequence[int] = (),
+    data_dir: Path | None = None,
+    download: bool = False,
+    device: str = "auto",
+) -> Prepared:
+    """Look at everything a table needs before any work is done; what is wrong with its recipes is told at once."""
+    names, overrides = list(names), overrides if isinstance(overrides, Mapping) else list(overrides)
+    out = runs_dir / "reproduce.json" if out is None else out
+    page = out.with_suffix(".md") if page is None else page
+    check_json(out, SCHEMA, "results file")
+    if out.exists():
+        read_rows(out)  # one that is damaged is refused now, not after the first row
+    check_page(page, page.with_suffix(".png"), option="--page")
+    pick_device(device)
+    rows = plan_rows(
+        names,
+        overrides,
+        runs_dir=runs_dir,
+        seeds=seeds,
+        last=known_papers(papers, out.parent).last_epochs,
+        data_dir=data_dir,
+        download=download,
+    )
+    return Prepared(
+        rows=rows,
+        out=out,
+        page=page,
+        papers=papers,
+        data_dir=data_dir,
+        download=download,
+        device=device,
+        command=_command(names, overrides, seeds),
+    )
+
+
+def _command(names: Sequence[str], overrides: Overrides, seeds: Sequence[int]) -> str:
+    """What makes the same rows in a terminal."""
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key.replace('__', '.')}={value}" for key, value in leaves(overrides).items()]
+    words = [*names, *overrides, *(["--seeds", ",".join(map(str, seeds))] if seeds else [])]
+    return f"flatrock reproduce {shlex.join(words)}"

@@ -1,0 +1,167 @@
+"""A table in one call: recipe -> run -> result -> row, for every row of it, resumably."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatrock.core.device import free_memory, pick_device
+from flatrock.core.errors import FlatrockError, StateError
+from flatrock.core.progress import Progress, Silent
+from flatrock.core.records import Result, Run
+from flatrock.core.rows import Row, added, read_rows, write_rows
+from flatrock.engine.folder import RunFolder
+from flatrock.evaluation.journal import discard
+from flatrock.recipes.evaluate import evaluate_run, store_result
+from flatrock.recipes.reproduce_plan import NEW, Planned
+from flatrock.recipes.results import collect_run
+from flatrock.recipes.train import train_recipe
+
+
+class Listener:
+    """Told what becomes of the rows, and says nothing."""
+
+    def row(self, number: int, planned: Planned, left: Sequence[str]) -> None:
+        """The row with this number, from 1, has its turn; `left` is to be done."""
+
+    def trained(self, planned: Planned, run: Run) -> None:
+        """A run ended."""
+
+    def evaluated(self, planned: Planned, result: Result, file: Path) -> None:
+        """A checkpoint was evaluated, and its result is in the file."""
+
+    def failed(self, planned: Planned, why: str) -> None:
+        """A row has no numbers; the next one follows."""
+
+    def added(self, planned: Planned, rows: Sequence[Row]) -> None:
+        """These rows are there now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The rows in their order, why some are not what they should be, and those there was no time for."""
+
+    rows: Sequence[Row]
+    problems: Mapping[Path, str]
+    left: Sequence[Planned]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """How rows are made; after `deadline` (of time.monotonic) no training and no evaluation begins."""
+
+    data_dir: Path | None = None
+    download: bool = False
+    device: str = "auto"
+    deadline: float | None = None
+    progress: Progress
+
+    @property
+    def late(self) -> bool:
+        """Whether there is no time left to begin anything."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+
+class _OutOfTime(Exception):
+    """The deadline came between two parts of a row."""
+
+
+def reproduce_rows(
+    planned: Sequence[Planned],
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    download: bool = False,
+    device: str = "auto",
+    limit_minutes: float | None = None,
+    progress: Progress | None = None,
+    listener: Listener | None = None,
+) -> Outcome:
+    """Train, evaluate and collect every row, except for what is done; `out` is written after each.
+
+    A row that fails does not end the others. Rows in `out` that are not among these are kept.
+    """
+    deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
+    means = Means(data_dir=data_dir, download=download, device=device, deadline=deadline, progress=progress or Silent())
+    told, rows, left = listener or Listener(), list[Row](), list[Planned]()
+    problems: dict[Path, str] = {}
+    for number, one in enumerate(planned, 1):
+        todo = one.left()
+        if todo and means.late:
+            left.append(one)
+            continue
+        told.row(number, one, todo)
+        try:
+            rows.append(_row(one, means, told))
+        except _OutOfTime:
+            left.append(one)
+            continue
+        except FlatrockError as error:
+            problems[one.folder] = str(error)
+            told.failed(one, str(error))
+            rows += _as_it_is(one)
+        write_rows(out, added((read_rows(out) or []) if out.exists() else [], rows))
+        told.added(one, rows)
+    return Outcome(rows=rows, problems=problems, left=left)
+
+
+def _row(planned: Planned, means: Means, told: Listener) -> Row:
+    """The row, once everything that is missing of it was made."""
+    run = _run(planned, means, told)
+    if run.best is None and run.best_average is None:
+        raise StateError(f"{run.folder} has no best epoch: every one predicted a single class (collapsed)")
+    for name in planned.unevaluated(run):
+        if means.late:
+            raise _OutOfTime
+        result = evaluate_run(
+            run,
+            which=name,
+            doubt=True,
+            journal=True,
+            resume=True,
+            data_folder=means.data_dir,
+            device=means.device,
+            progress=means.progress,
+        )
+        told.evaluated(planned, result, store_result(run, result))
+    row = collect_run(planned.folder)
+    for name in row.scores:  # killed between storing a result and this, an evaluation has left its batches
+        discard(run.folder / f"result-{name}.part")
+    return row
+
+
+def _run(planned: Planned, means: Means, told: Listener) -> Run:
+    """The run, from its beginning or from where it was stopped; one that failed is not tried again."""
+    status, folder = planned.status, RunFolder(planned.folder)
+    if status == "failed":
+        why = str(folder.read_info().get("reason", "")).rstrip(".")
+        raise StateError(f"{why}. It failed before and is not tried again; remove {planned.folder} to train it anew")
+    if status not in (NEW, "running"):
+        return folder.run()
+    device = pick_device(means.device)
+    if device.type == "cuda":
+        free_memory(device)  # what the row before took is not this one's peak
+    # Killed before its first state was whole, a run has nothing to lose.
+    stored = folder.state.exists() or folder.older_state.exists() or folder.metrics.exists()
+    run = train_recipe(
+        planned.recipe,
+        folder=planned.folder,
+        data_dir=means.data_dir,
+        download=means.download,
+        device=means.device,
+        resume=stored,
+        overwrite=not stored,
+        progress=means.progress,
+    )
+    told.trained(planned, run)
+    return run
+
+
+def _as_it_is(planned: Planned) -> list[Row]:
+    """What there is of a row that failed."""
+    try:
+        return [collect_run(planned.folder)]
+    except FlatrockError:  # not even that
+        return []

@@ -1,0 +1,231 @@
+"""Names of recipes -> the rows of a table: what is trained and where, in which order. Every fault is told at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.files import sha256
+from flatrock.core.records import Run
+from flatrock.core.registry import unknown
+from flatrock.data.catalog import default_folder, found, how_to_get, info
+from flatrock.engine.folder import RunFolder, differences
+from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.helper import helper_fault
+from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
+from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
+from flatrock.recipes.results import CHECKPOINTS, is_evaluated, leaves, stored_recipe
+from flatrock.recipes.schema import Named, Recipe
+
+Overrides = Iterable[str] | Mapping[str, Any]
+NEW = "new"
+# The longest part of a folder's name that says how a recipe was changed.
+CHANGES = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A row to be: its recipe, its run folder, the epochs that are evaluated, the folder of the row it needs first."""
+
+    recipe: Recipe
+    folder: Path
+    ends: tuple[str, ...] = ("best",)
+    helper: Path | None = None
+
+    @property
+    def status(self) -> str:
+        """That of its run: running, finished, truncated or failed; `new` if there is none."""
+        folder = RunFolder(self.folder)
+        begun = folder.in_use() and not folder.barely_begun()
+        return str(folder.read_info()["status"]) if begun else NEW
+
+    def unevaluated(self, run: Run) -> list[str]:
+        """The checkpoints of the run that are to be evaluated: those asked for, and results of older weights."""
+        main = "best" if run.best_average is None else "average-best"
+        older = [name for name in CHECKPOINTS if (run.folder / f"result-{name}.json").is_file()]
+        wanted = dict.fromkeys([*(main.replace("best", end) for end in self.ends), *older])
+        return [name for name in wanted if not is_evaluated(run, name)]
+
+    def left(self) -> list[str]:
+        """What is to be done: `train`, and the epochs that are not evaluated; nothing of a run that failed."""
+        status = self.status
+        if status in (NEW, "running"):
+            return ["train", *self.ends]
+        return [] if status == "failed" else self.unevaluated(RunFolder(self.folder).run())
+
+
+def plan_rows(
+    names: Iterable[str],
+    overrides: Overrides = (),
+    *,
+    runs_dir: Path = DEFAULT_RUNS,
+    seeds: Sequence[int] = (),
+    last: Collection[str] = (),
+    data_dir: Path | None = None,
+    download: bool = False,
+) -> list[Planned]:
+    """The rows named, each after the one it needs; ConfigError lists what is wrong with any of them.
+
+    `last` are the recipes whose last epoch is evaluated too. Nothing is written.
+    """
+    faults: dict[str, list[str]] = {}
+    rows: list[Planned] = []
+    overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
+    for name in _found(names, faults):
+        try:
+            recipes = load_seeds(name, overrides, seeds) if seeds else {None: load_recipe(name, overrides)}
+        except FlatrockError as error:
+            for fault in getattr(error, "faults", ()) or (str(error),):
+                faults.setdefault(fault, []).append(name)
+            continue
+        plain = _plain(name)
+        for recipe in recipes.values():
+            place = runs_dir / _run_name(recipe, plain, numbered=bool(seeds))
+            ends = ("best", "last") if recipe.name in last else ("best",)
+            rows.append(Planned(recipe=recipe, folder=place, ends=ends))
+    rows = [_with_helper(row, rows, runs_dir) for row in rows]
+    for row in rows:
+        for fault in _faults(row, rows, data_dir, download):
+            faults.setdefault(fault, []).append(row.folder.name)
+    if faults:
+        raise ConfigError("nothing was begun:", tuple(_told(*fault) for fault in faults.items()))
+    return _ordered(rows)
+
+
+def _told(fault: str, names: Sequence[str]) -> str:
+    """A fault, once, with the names of all who have it."""
+    names = list(dict.fromkeys(names))
+    others = f" and {len(names) - 3} others" if len(names) > 4 else f", {names[3]}" if len(names) == 4 else ""
+    return f"{', '.join(names[:3])}{others}: {fault}" if names else fault
+
+
+def _found(words: Iterable[str], faults: dict[str, list[str]]) -> list[str]:
+    """The recipes meant: by name, by file, by pattern, or all of a table; each once."""
+    known, tables = recipe_names(), table_rows()
+    names: dict[str, None] = {}
+    for word in words:
+        if word in library() or Path(word).suffix in (".yaml", ".yml"):
+            chosen = [word]
+        else:
+            chosen = tables.get(word) or [name for name in known if fnmatchcase(name, word)]
+        if not chosen:
+            faults[unknown("recipe, pattern or table", word, [*known, *tables]) + "; see `flatrock ls recipes`"] = []
+        names |= dict.fromkeys(chosen)
+    if not names and not faults:
+        faults["no recipe is named; see `flatrock ls recipes`"] = []
+    return list(names)
+
+
+def _plain(name: str) -> Recipe | None:
+    """The recipe without overrides; None if it is none without them."""
+    try:
+        return load_recipe(name)
+    except FlatrockError:
+        return None
+
+
+def _run_name(recipe: Recipe, plain: Recipe | None, *, numbered: bool) -> str:
+    """The recipe's name and what was changed in it: a run of another recipe never lies in the same folder."""
+    own, known = leaves(recipe.resolved()), {} if plain is None else leaves(plain.resolved())
+    free = [key for key in own if key.startswith("about.") or key in ("name", "seed")]
+    keys = sorted(key for key in own.keys() | known.keys() if key not in free and own.get(key) != known.get(key))
+    said = "-".join(f"{key}={own.get(key)}" for key in keys)
+    safe = re.sub(r"[^\w.=+-]+", "_", said)
+    if safe != said or len(said) > CHANGES:
+        safe = f"{safe[: CHANGES - 9]}-{sha256(said)[:8]}"
+    seed = [f"seed{recipe.seed}"] if numbered or recipe.seed != known.get("seed") else []
+    return "-".join([recipe.name, *([safe] if safe else []), *seed])
+
+
+def _with_helper(row: Planned, rows: Sequence[Planned], runs_dir: Path) -> Planned:
+    """HAT's helper: the run of its name among the rows (of the lowest seed), else beside them, else where it says."""
+    if not _needs_helper(row.recipe):
+        return row
+    said = Path(str(row.recipe.objective.options["helper"]))
+    usual = said.parent == DEFAULT_RUNS
+    asked = [r for r in rows if r.folder == said or (usual and r.recipe.name == said.name)]
+    beside = runs_dir / said.name
+    if asked:
+        place = min(asked, key=lambda r: r.recipe.seed).folder
+    else:
+        place = beside if usual and beside.exists() else said
+    objective = Named.model_validate({**row.recipe.objective.model_dump(), "helper": str(place)})
+    recipe = row.recipe.model_copy(update={"objective": objective})
+    return replace(row, recipe=recipe, helper=place if asked else None)
+
+
+def _needs_helper(recipe: Recipe) -> bool:
+    return "helper" in OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).passes
+
+
+def _faults(row: Planned, rows: Sequence[Planned], data_dir: Path | None, download: bool) -> list[str]:
+    """What keeps a row from being trained or evaluated, as far as that can be known before."""
+    if sum(other.folder == row.folder for other in rows) > 1:
+        return [f"two recipes would be trained into {row.folder}; give one of them another name"]
+    try:
+        faults = _folder_faults(row)
+        if faults or not row.left():
+            return faults
+    except FlatrockError as error:
+        return [str(error)]
+    return [*_data_faults(row.recipe, data_dir, download), *_helper_faults(row)]
+
+
+def _folder_faults(row: Planned) -> list[str]:
+    """A run of another recipe, or something that is no run, lies where this one would."""
+    folder, elsewhere = RunFolder(row.folder), "choose another place with --runs-dir"
+    if folder.in_use() and not folder.info.is_file() and not folder.barely_begun():
+        return [f"{row.folder} holds something that is not a flatrock run; {elsewhere}"]
+    if row.status == NEW:
+        return []
+    there = str(folder.read_info()["recipe_hash"])
+    stored = stored_recipe(folder) if folder.recipe.exists() else None
+    odd = [] if stored is None else differences(_judged(row.recipe), _judged(stored))
+    if there == recipe_hash(row.recipe) and not odd:
+        return []
+    told = f": {'; '.join(odd[:3])}{' ...' if len(odd) > 3 else ''}" if odd else ""
+    return [f"{row.folder} is a run of another recipe{told}; remove it, or {elsewhere}"]
+
+
+def _judged(recipe: Recipe) -> dict[str, Any]:
+    """The keys that decide the weights, and what is asked of them."""
+    return {**recipe.training_keys(), "evaluate": {"attacks": recipe.resolved()["evaluate"]["attacks"]}}
+
+
+def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[str]:
+    data, faults = recipe.data, []
+    if found(data.name, data_dir) is None and not (download and info(data.name).remote):
+        faults.append(f"{data.name} not found in {data_dir or default_folder()}; {how_to_get(data.name)}")
+    if data.extra is not None and not Path(data.extra.file).is_file():
+        faults.append(f"data.extra.file: there is no file {data.extra.file}")
+    return faults
+
+
+def _helper_faults(row: Planned) -> list[str]:
+    """A helper that is not among the rows must be there, and fit."""
+    if row.helper is not None or row.status not in (NEW, "running") or not _needs_helper(row.recipe):
+        return []
+    place = Path(str(row.recipe.objective.options["helper"]))
+    if not place.exists() and place.name in recipe_names():
+        return [f"objective.helper: there is no run {place}; name {place.name} too, it will come first"]
+    fault = helper_fault(row.recipe)
+    return [] if fault is None else [fault]
+
+
+def _ordered(rows: Sequence[Planned]) -> list[Planned]:
+    """In the order given, but what a row needs comes before it."""
+    by_folder = {row.folder: row for row in rows}
+    done: dict[Path, Planned] = {}
+    for row in rows:
+        chain: list[Planned] = []
+        needed: Planned | None = row
+        while needed is not None and needed.folder not in done and needed not in chain:
+            chain.append(needed)
+            needed = by_folder.get(needed.helper) if needed.helper is not None else None
+        done |= {one.folder: one for one in reversed(chain)}
+    return list(done.values())

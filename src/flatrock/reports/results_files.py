@@ -1,0 +1,31 @@
+"""The page of results and its pictures, written to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flatrock.core.files import write_atomic
+from flatrock.core.rows import Row
+from flatrock.reports.papers import Papers
+from flatrock.reports.results import COMMAND, OTHERS, results_page
+from flatrock.reports.results_curves import draw_curves
+from flatrock.reports.results_figure import draw_results
+from flatrock.reports.results_others import draw_others
+
+
+def write_results(
+    rows: Sequence[Row], papers: Papers, files: Sequence[Path], out: Path, *, command: str = COMMAND
+) -> list[Path]:
+    """Write the page of the rows of these files and, beside it, its pictures, which are returned."""
+    drawn = {"": draw_results(rows, papers, out.with_suffix(".png"))}
+    for key, protocol in papers.protocols.items():
+        curves = out.with_name(f"{out.stem}-{key}.png")
+        drawn[key] = draw_curves([row for row in rows if row.protocol == key], protocol, curves)
+    others = [row for row in rows if row.protocol not in papers.protocols]
+    drawn[OTHERS] = draw_others(others, out.with_name(f"{out.stem}-{OTHERS}.png"))
+    pictures = {key: file for key, file in drawn.items() if file}
+    names = {key: file.name for key, file in pictures.items()}
+    page = results_page(rows, papers, [file.name for file in files], names, command=command)
+    write_atomic(out, page.encode())
+    return list(pictures.values())

@@ -1,0 +1,291 @@
+"""`flatrock reproduce`: one command makes a table; what is done is skipped, failures are shown, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_cases import flatrock, refusal
+from results_cases import fake_run
+from table_cases import NAMES, TINY, lasting
+
+import flatrock as library
+import flatrock.recipes.reproduce as engine
+from flatrock.cli.reproduce import Told
+from flatrock.core.rows import read_rows
+from flatrock.recipes.reproduce_plan import Planned, plan_rows
+
+CPU = ("--device", "cpu")
+FULL = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished table. Copy it, do not change it."""
+    folder = tmp_path_factory.mktemp("table")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    (folder / "output").write_text(done.output)
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is trained and evaluated, in order."""
+    seen: list[str] = []
+    train, evaluate = engine.train_recipe, engine.evaluate_run
+
+    def trained(recipe: Any, **how: Any) -> Any:
+        seen.append(f"train {recipe.name}")
+        return train(recipe, **how)
+
+    def evaluated(run: Any, **how: Any) -> Any:
+        seen.append(f"{how['which']} {run.folder.name.partition('-')[0]}")
+        return evaluate(run, **how)
+
+    monkeypatch.setattr(engine, "train_recipe", trained)
+    monkeypatch.setattr(engine, "evaluate_run", evaluated)
+    return seen
+
+
+def tree(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in sorted(folder.rglob("*"))}
+
+
+def test_rows_page_and_words(finished: Path) -> None:
+    rows = read_rows(finished / "runs" / "reproduce.json") or []
+    assert [(row.recipe, row.status, set(row.scores)) for row in rows] == [
+        (name, "finished", {"best"}) for name in NAMES
+    ]
+    page = (finished / "runs" / "reproduce.md").read_text()
+    assert page.splitlines()[2].startswith("Written by `flatrock reproduce digits_standard digits_at train.epochs=3 ")
+    assert "| digits_at, changed |" in page and "](reproduce-other.png)" in page
+    assert "## Making it again" in page
+    output = (finished / "output").read_text()
+    assert output.count("row 1/2 digits_standard  runs/") == output.count("row 2/2 digits_at  runs/") == 1
+    assert "(about 0:00:0" in output.split("row 2/2")[1], "after one row it is known how long a row takes"
+    assert "left if" not in output.split("row 2/2")[0]
+    assert output.count("┃ recipe") == 2, "the table after each row"
+    assert "papers print no difference between two of these rows" in output
+
+
+def test_finished_rows_are_skipped(finished: Path, here: Path, calls: list[str]) -> None:
+    shutil.copytree(finished / "runs", here / "runs")
+    before = tree(here)
+    done = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    assert done.exit_code == 0, done.output
+    assert calls == []
+    assert done.output.count("was done before") == 2
+    changed = {name for name, time in tree(here).items() if before.get(name) != time}
+    written = ("reproduce.json", "reproduce.md", "reproduce-other.png")
+    assert changed <= {"runs", *(f"runs/{name}" for name in written)}
+    assert lasting(here / "runs/reproduce.json") == lasting(finished / "runs/reproduce.json")
+    next((here / "runs").glob("digits_at-*/result-best.json")).unlink()
+    more = flatrock("reproduce", *NAMES, "digits_mart", *TINY, *CPU)
+    assert more.exit_code == 0, more.output
+    assert calls == ["best digits_at", "train digits_mart", "best digits_mart"]
+    assert lasting(here / "runs/reproduce.json")[:2] == lasting(finished / "runs/reproduce.json")
+
+
+@pytest.mark.parametrize("at", [("train", 0), ("train", 1), ("eval", 0), ("eval", 1)])
+def test_interrupted_and_made_again(
+    finished: Path, here: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[str, int]
+) -> None:
+    """Ctrl-C in the middle of a run or an evaluation of the first or the second row."""
+    task, advances, seen = (
+        {"train": "training", "eval": "evaluating pgd-3"}[at[0]],
+        {"train": 5, "eval": 2}[at[0]],
+        [0, 0],
+    )
+    begin, advance = engine.Silent.begin, engine.Silent.advance
+
+    def begins(self: Any, name: str, total: int, done: int = 0) -> None:
+        seen[0] += name.startswith(task)
+        self.here, seen[1] = name.startswith(task), 0
+        begin(self, name, total, done)
+
+    def advances_until(self: Any, units: int, note: str = "") -> None:
+        seen[1] += self.here
+        if seen == [at[1] + 1, advances]:
+            raise KeyboardInterrupt
+        advance(self, units, note)
+
+    monkeypatch.setattr("flatrock.cli.console.TerminalProgress.begin", begins)
+    monkeypatch.setattr("flatrock.cli.console.TerminalProgress.advance", advances_until)
+    done = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    assert done.exit_code == 130
+    assert "interrupted; the same command goes on where this one stopped" in done.output
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert (here / "runs/reproduce.json").exists() == (at[1] == 1), "the first row is safe"
+    again = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    assert again.exit_code == 0, again.output
+    assert "goes on" in again.output
+    assert lasting(here / "runs/reproduce.json") == lasting(finished / "runs/reproduce.json")
+
+
+def test_a_row_that_fails_is_shown_and_ends_no_other(finished: Path, here: Path, calls: list[str]) -> None:
+    (here / "bad.yaml").write_text("base: digits_at\noptimizer: {lr: 1.0e+30}\n")
+    done = flatrock("reproduce", "bad.yaml", "digits_at", *TINY, *CPU)
+    assert done.exit_code == 1
+    assert "FAILED: bad-" in done.output and "1 of 2 rows failed" in done.output
+    assert "│ bad FAILED" in done.output
+    assert calls == ["train bad", "train digits_at", "best digits_at"]
+    rows = read_rows(here / "runs/reproduce.json") or []
+    assert [(row.recipe, row.status) for row in rows] == [("bad", "failed"), ("digits_at", "finished")]
+    assert "| bad FAILED |" in (here / "runs/reproduce.md").read_text()
+    assert lasting(here / "runs/reproduce.json")[1:] == lasting(finished / "runs/reproduce.json")[1:]
+    calls.clear()
+    again = flatrock("reproduce", "bad.yaml", "digits_at", *TINY, *CPU)
+    assert (again.exit_code, calls) == (1, [])
+    assert "It failed before and is not tried again; remove runs/bad-" in again.output
+
+
+def test_rows_that_need_one_that_failed(here: Path) -> None:
+    """The helper has nothing to give; those who do without it are made."""
+    (here / "helper.yaml").write_text("base: digits_standard\noptimizer: {lr: 1.0e+30}\n")
+    (here / "hat.yaml").write_text(
+        "base: digits_at\nobjective: {name: hat, beta: 2.5, gamma: 0.5, reach: 2, helper: runs/helper}\n"
+    )
+    done = flatrock("reproduce", "hat.yaml", "digits_standard", "helper.yaml", *TINY, *CPU)
+    assert done.exit_code == 1
+    order = ("helper", "hat", "digits_standard")
+    assert all(f"row {n}/3 {name}  runs/{name}-" in done.output for n, name in enumerate(order, 1))
+    assert "FAILED: hat-" in done.output and "objective.helper: run runs/helper-" in done.output
+    rows = read_rows(here / "runs/reproduce.json") or []
+    assert [(row.recipe, row.status) for row in rows] == [("helper", "failed"), ("digits_standard", "finished")]
+
+
+def test_faults_are_told_before_any_work(here: Path) -> None:
+    text = refusal(flatrock("reproduce", "digits_att", "digits_hat", "cifar10_short_at", "seed=-1"))
+    assert "did you mean 'digits_at'?" in text
+    assert "digits_hat, cifar10_short_at: seed: got -1" in text
+    text = refusal(flatrock("reproduce", "digits_hat", "cifar10_short_at"))
+    assert "name digits_standard too, it will come first" in text and "cifar10 not found in data" in text
+    assert "unknown device 'tpu'" in refusal(flatrock("reproduce", "digits_at", "--device", "tpu"))
+    assert "must end in .json" in refusal(flatrock("reproduce", "digits_at", "--out", "a.txt"))
+    assert "page: a.txt must end in .md" in refusal(flatrock("reproduce", "digits_at", "--page", "a.txt"))
+    assert "no recipe is named" in refusal(flatrock("reproduce", "train.epochs=1"))
+    assert "no file of the papers' figures" in refusal(flatrock("reproduce", "digits_at", "--papers", "x.yaml"))
+    assert tree(here) == {}
+    (here / "old.json").write_text('{"schema": "flatrock.results/0", "rows": []}')
+    (here / "mine.json").write_text("{}")
+    assert "expected 'flatrock.results/1'" in refusal(flatrock("reproduce", "digits_at", "--out", "old.json"))
+    assert "exists and is no results file" in refusal(flatrock("reproduce", "digits_at", "--out", "mine.json"))
+    assert set(tree(here)) == {"old.json", "mine.json"}
+
+
+def test_a_plan_writes_nothing(finished: Path, here: Path) -> None:
+    done = flatrock("reproduce", "digits_at", "digits_hat", "digits_standard", *TINY, "--dry-run", *CPU)
+    assert done.exit_code == 0, done.output
+    assert tree(here) == {}
+    assert done.output.count("train, best") == 3
+    assert "3 rows, 0 of them done; results in runs/reproduce.json" in done.output
+    assert "of training on cpu" in done.output
+    shutil.copytree(finished / "runs", here / "runs")
+    before = tree(here)
+    done = flatrock("reproduce", *NAMES, "digits_mart", *TINY, "--dry-run", *CPU)
+    assert "3 rows, 2 of them done" in done.output
+    assert done.output.count("train, best") == 1
+    assert tree(here) == before
+
+
+def test_no_time_is_left(here: Path, calls: list[str]) -> None:
+    done = flatrock("reproduce", *NAMES, *TINY, "--limit-minutes", "0", *CPU)
+    assert (done.exit_code, calls, tree(here)) == (3, [], {})
+    assert done.output.count("not made ") == 2
+
+
+def test_time_ends_between_parts(finished: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the training of the second row: what is there counts, and the next time goes on from it."""
+    asked: list[int] = []
+    monkeypatch.setattr(engine.Means, "late", property(lambda means: asked.append(1) or len(asked) > 3))
+    done = flatrock("reproduce", *NAMES, *TINY, "--limit-minutes", "9", *CPU)
+    assert done.exit_code == 3, done.output
+    assert [row.recipe for row in read_rows(here / "runs/reproduce.json") or []] == ["digits_standard"]
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert next((here / "runs").glob("digits_at-*/last.safetensors")).exists()
+    again = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    assert again.exit_code == 0, again.output
+    assert lasting(here / "runs/reproduce.json") == lasting(finished / "runs/reproduce.json")
+
+
+def test_other_rows_of_the_file_are_kept(finished: Path, here: Path) -> None:
+    shutil.copytree(finished / "runs", here / "runs")
+    other = fake_run(here / "fake", "digits_mart", FULL)
+    assert flatrock("results", other, "--add", "--out", "runs/reproduce.json").exit_code == 0
+    done = flatrock("reproduce", "digits_at", *TINY, *CPU)
+    assert done.exit_code == 0, done.output
+    rows = read_rows(here / "runs/reproduce.json") or []
+    assert [row.recipe for row in rows] == ["digits_standard", "digits_mart", "digits_at"]
+    assert "digits_mart" in (here / "runs/reproduce.md").read_text()
+
+
+def test_what_became_of_the_papers_differences(here: Path) -> None:
+    """Of runs that are finished: nothing is trained, and no data are needed."""
+    last = {**FULL, "pgd-20": 44.0}
+    fake_run(here / "runs", "cifar10_full_at", FULL, last=last)
+    fake_run(here / "runs", "cifar10_full_at_awp", {**FULL, "pgd-20": 54.0}, last={**FULL, "pgd-20": 53.0})
+    done = flatrock("reproduce", "cifar10_full_*", *CPU)
+    assert done.exit_code == 0, done.output
+    assert "of the differences papers print, cifar10_full:" in done.output
+    assert "reproduced (AT, last epoch minus best: PGD-20; AT + AWP minus AT: PGD-20; " in done.output
+    again = flatrock("reproduce", "cifar10_full_at_awp", *CPU)
+    assert "AT + AWP minus AT: PGD-20; " in again.output, "the other row is in the file"
+    assert all(f"wrote runs/reproduce{end}" in again.output for end in (".json", ".md", ".png", "-cifar10_full.png"))
+    page = (here / "runs/reproduce.md").read_text()
+    assert "AWP (Wu et al. 2020) Table 3" in page and "](reproduce-cifar10_full.png)" in page
+    assert "cifar10_short" not in page, "nothing of protocols nobody asked for"
+    (here / "runs/cifar10_full_at/result-last.json").unlink()
+    assert "cifar10 not found" in refusal(flatrock("reproduce", "cifar10_full_*", *CPU)), "the last epoch is missing"
+
+
+def test_seeds(here: Path) -> None:
+    done = flatrock("reproduce", "digits_standard", *TINY, "--seeds", "0,3", *CPU)
+    assert done.exit_code == 0, done.output
+    rows = read_rows(here / "runs/reproduce.json") or []
+    assert [row.seed for row in rows] == [0, 3]
+    assert sorted(p.name.rpartition("-")[2] for p in (here / "runs").glob("digits_*")) == ["seed0", "seed3"]
+    assert "digits_standard, seed 3" in done.output
+    assert "--seeds 0,3`" in (here / "runs/reproduce.md").read_text()
+
+
+def test_from_python(finished: Path, here: Path) -> None:
+    keys = {"epochs": 3, "batch_size": 64, "tensorboard": False, "save_seconds": 0.001}
+    more = {"data__limit": 512, "select__size": 40, "evaluate": {"attacks": ["fgsm", "pgd-3"], "batch_size": 100}}
+    outcome = library.reproduce("digits_at", runs_dir=here / "r", device="cpu", train=keys, **more)
+    assert (outcome.problems, outcome.left, len(outcome.rows)) == ({}, [], 1)
+    assert lasting(here / "r/reproduce.json") == lasting(finished / "runs/reproduce.json")[1:]
+    names = [p.name for p in (here / "r").iterdir() if p.is_dir()]
+    assert names == [p.name for p in (finished / "runs").glob("digits_at*")]
+    assert "train.epochs=3" in (here / "r/reproduce.md").read_text().splitlines()[2]
+    assert json.loads((here / "r/reproduce.json").read_text())["schema"] == "flatrock.results/1"
+
+
+def test_the_time_left_is_that_of_rows_made_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that were begun before, or failed, say nothing about how long a row takes."""
+    plan = plan_rows(["digits_at", "digits_mart", "digits_alp"])
+    told = Told(plan)
+
+    def turn(number: int, planned: Planned, fails: bool = False) -> str:
+        told.row(number, planned, planned.left())
+        if fails:
+            told.failed(planned, "no reason")
+        told.added(planned, [])
+        return capsys.readouterr().out
+
+    assert "left" not in turn(1, plan[0], fails=True)
+    assert "left" not in turn(2, plan[1])
+    assert "(about 0:00:00 left if rows take as long as so far)" in turn(3, plan[2])
