@@ -13,7 +13,7 @@ from flatrock.data import catalog, cifar
 from flatrock.data.catalog import DATA, DATA_INFO, data_faults, default_folder, found, how_to_get, info, load_data
 from flatrock.data.download import RemoteFile
 
-NAMES = ["digits", "moons", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "folder"]
+NAMES = ["digits", "moons", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "imagenet", "folder"]
 
 
 def test_every_row_has_a_summary_and_facts() -> None:

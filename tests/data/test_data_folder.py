@@ -82,7 +82,7 @@ def test_unknown_class_in_test_is_named(root: Path) -> None:
 
 def test_first_image_of_another_size_is_named(root: Path) -> None:
     _image(root / "train" / "bee" / "15.png", size=(5, 6))
-    with pytest.raises(DataError, match=r"bee/15\.png is 5x6, but .*ant/1\.png is 5x4; resize"):
+    with pytest.raises(DataError, match=r"bee/15\.png is 5x6, but .*ant/1\.png is 5x4; give data\.size"):
         folder.load("train", root)
 
 

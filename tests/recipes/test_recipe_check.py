@@ -182,8 +182,21 @@ def test_own_images_must_be_what_the_model_takes() -> None:
     grey = (*own, "data.channels=1")
     assert load_recipe("digits_at", grey).data.options == {"channels": 1}
     assert "data.channels: got 3, but 'digits_cnn' takes inputs (1, 8, 8)" in only_fault("digits_at", *own)
-    assert "data.channels: got 2" in only_fault("digits_at", *own, "data.channels=2")
+    assert "data: channels must be 1 (grey) or 3 (RGB), got 2" in only_fault("digits_at", *own, "data.channels=2")
     assert "a square of 9 does not fit 8 pixels" in only_fault("digits_at", *grey, "data.augment.cutout=9")
+
+
+def test_own_images_that_are_made_one_size_decide_the_shape() -> None:
+    own = ("data={name: folder, channels: 1, size: 8}", "model.num_classes=3")
+    assert load_recipe("digits_at", own).data.options == {"channels": 1, "size": 8}
+    assert "'digits_cnn' takes (1, 8, 8), 'folder' has (1, 9, 9)" in only_fault("digits_at", *own, "data.size=9")
+    assert "data: an image's size must be a whole number >= 1, got 0" in only_fault("digits_at", *own, "data.size=0")
+    assert "an image's resize must be a whole number >= 8, got 7" in only_fault("digits_at", *own, "data.resize=7")
+    found = only_fault("digits_at", "data={name: folder, channels: 1, resize: 9}", "model.num_classes=3")
+    assert "resize=9 is the length before a square is cut out; give its size, too" in found
+    vit = "model={name: vit, depth: 1, width: 8, heads: 2, patch: 16, num_classes: 3, normalize: imagenet}"
+    made = load_recipe("cifar10_at_linf", ["data={name: folder, size: 48}", vit])
+    assert made.model.options["input_shape"] == [3, 48, 48]
 
 
 @pytest.mark.parametrize("key", ["attack={name: $}", "select.attack=$", "evaluate.attacks=[$]"])

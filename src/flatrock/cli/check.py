@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from flatrock.cli.console import friendly, human, say
+from flatrock.cli.console import TerminalProgress, friendly, human, say
 from flatrock.core.device import pick_device
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.provenance import device_name
-from flatrock.data.catalog import default_folder, found, info
+from flatrock.data.catalog import default_folder, found, info, load_data
+from flatrock.data.pictures import Pictures
+from flatrock.data.source import SPLITS
 from flatrock.recipes.build import build_job
 from flatrock.recipes.cost import estimate
 from flatrock.recipes.helper import helper_fault
@@ -21,12 +23,18 @@ from flatrock.recipes.schema import Recipe
 from flatrock.recipes.start import start_fault, start_faults
 from flatrock.recipes.text import recipe_text
 
+# Damaged images that are named.
+MOST_SHOWN = 20
+
 
 def run(
     recipe: Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, for example train.epochs=3")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda: where the cost is estimated")] = "auto",
+    every_image: Annotated[
+        bool, typer.Option("--every-image", help="decode every image of data too large for memory, too")
+    ] = False,
 ) -> None:
     """Validate a recipe, print it in full, its parameter count, steps and estimated cost."""
     with friendly():
@@ -45,6 +53,8 @@ def run(
             _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
             _line("time", f"about {human(cost.seconds)} on {device_name(where)}")
             say("  (time extrapolated from one batch: an order of magnitude)")
+        if every_image:
+            _look_at_images(chosen, data_dir)
         if faults := tuple(fault for fault in (helper_fault(chosen), start_fault(chosen)) if fault):
             raise ConfigError(f"recipe {chosen.name} is sound, but cannot be trained yet:", faults)
 
@@ -63,6 +73,19 @@ def _counted(recipe: Recipe, folder: Path | None) -> int | None:
     if info(recipe.data.name).input_shape is not None or (folder is None and found(recipe.data.name) is None):
         return None
     return build_job(recipe, data_folder=folder).loader.samples
+
+
+def _look_at_images(recipe: Recipe, folder: Path | None) -> None:
+    """DataError if one of the images that training and evaluation would read on the way is damaged."""
+    faults: list[str] = []
+    with TerminalProgress() as progress:
+        for split in SPLITS:
+            x = load_data(recipe.data.name, split, folder=folder, **recipe.data.options).x
+            faults += x.faults(progress) if isinstance(x, Pictures) else []
+    if faults:
+        more = f"\n  and {len(faults) - MOST_SHOWN} more" if len(faults) > MOST_SHOWN else ""
+        raise DataError("\n  - ".join([f"{len(faults)} images cannot be read:", *faults[:MOST_SHOWN]]) + more)
+    _line("images", "every one can be decoded")
 
 
 def _line(name: str, text: str) -> None:

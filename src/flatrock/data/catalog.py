@@ -11,7 +11,7 @@ from typing import Any
 from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.registry import Registry, unknown
-from flatrock.data import cifar, digits, idx, moons, svhn
+from flatrock.data import cifar, digits, idx, imagenet, moons, svhn
 from flatrock.data import folder as images
 from flatrock.data.dataset import Dataset
 from flatrock.data.download import fetch
@@ -52,11 +52,17 @@ DATA.add(
     cite="Xiao et al. 2017",
     kind=idx.FASHION_MNIST,
 )
-DATA.add("folder", images.load, "your own images of one size in train/<class>/ and test/<class>/")
+DATA.add(
+    "imagenet",
+    imagenet.load,
+    "224x224 colour photos in 1000 classes, 1,281,167 train and 50,000 test, read from your copy",
+    cite="Russakovsky et al. 2015",
+)
+DATA.add("folder", images.load, "your own images in train/<class>/ and test/<class>/; options channels, size, resize")
 
 DATA_INFO: Mapping[str, Source] = MappingProxyType(
     {s.name: s for s in (digits.SOURCE, moons.SOURCE, *cifar.SOURCES.values(), svhn.SOURCE, *idx.SOURCES.values())}
-    | {images.SOURCE.name: images.SOURCE}
+    | {s.name: s for s in (imagenet.SOURCE, images.SOURCE)}
 )
 
 

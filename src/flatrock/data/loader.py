@@ -1,9 +1,14 @@
-"""Batches from tensors that live on the device; every batch is a pure function of seed, epoch and step."""
+"""Batches of a dataset on the device; every batch is a pure function of seed, epoch and step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,12 +16,17 @@ from torch import Tensor
 from flatrock.core.errors import ConfigError, DataError, StateError
 from flatrock.core.rng import Seed
 from flatrock.data.augment import Augmentation
-from flatrock.data.dataset import Dataset, check
+from flatrock.data.dataset import Dataset, check, scaled
+from flatrock.data.pictures import Pictures
+
+T = TypeVar("T")
 
 # Extra samples get ids above this, which no dataset reaches, so that they share no random numbers with its samples.
 EXTRA_IDS = 1 << 40
 # Batches that are augmented together on a GPU, where launching the many small kernels takes longer than they run.
 AHEAD = 8
+# Batches that are read from files while the network works on the one before.
+READ_AHEAD = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +62,7 @@ class TensorLoader:
                 f"batch_size must lie in 1..{len(dataset)}, the number of samples of {dataset.name!r}, got {batch_size}"
             )
         self._extra_size = _extra_size(dataset, extra, batch_size, extra_fraction)
-        self._dataset = check(dataset).to(device)
+        self._dataset, self._device = check(dataset).to(device), torch.device(device)
         self._extra = None if extra is None else check(extra, unlabelled=True).to(device)
         self._own_size = batch_size - self._extra_size
         self._seed, self._augmentation = seed, augmentation
@@ -79,24 +89,37 @@ class TensorLoader:
     def _batches(self, index: int, start_step: int) -> Iterator[Batch]:
         order = self._seed.child("order", index).permutation(len(self._dataset)).to(self._dataset.x.device)
         ahead = AHEAD if order.is_cuda else 1
-        for first in range(start_step, self._steps, ahead):
-            found = [self._found(order, index, step) for step in range(first, min(first + ahead, self._steps))]
-            gen = self._seed.child("augment", index).samples(torch.cat([batch.ids for batch in found]))
-            images = self._augmentation(torch.cat([batch.x for batch in found]), gen)
-            for x, batch in zip(torch.split(images, [len(batch.y) for batch in found]), found, strict=True):
-                yield Batch(x, batch.y, batch.ids)
+        with closing(self._kept(order, start_step)) as kept:
+            for first in range(start_step, self._steps, ahead):
+                steps = range(first, min(first + ahead, self._steps))
+                found = [self._whole(next(kept), index, step) for step in steps]
+                gen = self._seed.child("augment", index).samples(torch.cat([batch.ids for batch in found]))
+                images = self._augmentation(torch.cat([batch.x for batch in found]), gen)
+                for x, batch in zip(torch.split(images, [len(batch.y) for batch in found]), found, strict=True):
+                    yield Batch(x, batch.y, batch.ids)
 
-    def _found(self, order: Tensor, index: int, step: int) -> Batch:
-        """The samples of a step as they are."""
-        last = self._merge_last and step == self._steps - 1
+    def _kept(self, order: Tensor, start_step: int) -> Generator[Batch]:
+        """The dataset's share of each step, as the dataset keeps it and where; files are read ahead."""
+        jobs = (partial(_take, self._dataset, self._rows(order, step)) for step in range(start_step, self._steps))
+        if isinstance(self._dataset.x, Pictures):
+            yield from in_background(jobs, ahead=READ_AHEAD)
+        else:
+            yield from (job() for job in jobs)
+
+    def _rows(self, order: Tensor, step: int) -> Tensor:
         begin = step * self._own_size
-        batch = _take(self._dataset, order[begin:] if last else order[begin : begin + self._own_size])
+        last = self._merge_last and step == self._steps - 1
+        return order[begin:] if last else order[begin : begin + self._own_size]
+
+    def _whole(self, kept: Batch, index: int, step: int) -> Batch:
+        """A step's samples on the device, images in [0, 1], extra ones included."""
+        batch = _scaled(_moved(kept, self._device))
         return batch if self._extra is None else _joined(batch, self._draw_extra(self._extra, index, step))
 
     def _draw_extra(self, extra: Dataset, index: int, step: int) -> Batch:
         generator = self._seed.child("extra", index, step).generator()
         chosen = torch.randint(len(extra), (self._extra_size,), generator=generator)
-        batch = _take(extra, chosen)
+        batch = _scaled(_take(extra, chosen))
         return Batch(batch.x, batch.y, batch.ids + EXTRA_IDS)
 
 
@@ -128,8 +151,37 @@ def extra_share(batch_size: int, fraction: float) -> int:
 
 def _take(dataset: Dataset, indices: Tensor) -> Batch:
     indices = indices.to(dataset.x.device)
-    return Batch(dataset.images(indices), dataset.y[indices], dataset.ids[indices])
+    return Batch(dataset.pixels(indices), dataset.y[indices], dataset.ids[indices])
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device. From pinned memory, which a GPU fetches while the host goes on.
+
+    Not done by the thread that reads: while a CUDA graph is captured no other thread may ask for pinned memory.
+    """
+    if batch.x.device.type == device.type:
+        return batch
+    x, y, ids = (part.pin_memory().to(device, non_blocking=True) for part in (batch.x, batch.y, batch.ids))
+    return Batch(x, y, ids)
+
+
+def _scaled(batch: Batch) -> Batch:
+    return replace(batch, x=scaled(batch.x))
 
 
 def _joined(a: Batch, b: Batch) -> Batch:
     return Batch(torch.cat([a.x, b.x]), torch.cat([a.y, b.y]), torch.cat([a.ids, b.ids]))
+
+
+def in_background(jobs: Iterable[Callable[[], T]], *, ahead: int) -> Iterator[T]:
+    """What the jobs return, in their order; a thread is up to `ahead` of them further than the caller."""
+    pool, waiting = ThreadPoolExecutor(1, thread_name_prefix="flatrock-reader"), deque[Future[T]]()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(job))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -44,7 +44,7 @@ def save(path: Path, dataset: Dataset, **more: Any) -> None:
     if dataset.x.dtype != torch.uint8:
         raise DataError(f"dataset {dataset.name!r}: only uint8 images can be written, got {dataset.x.dtype}")
     content = io.BytesIO()
-    image = dataset.x.cpu().numpy().transpose(0, 2, 3, 1)
+    image = dataset.pixels(torch.arange(len(dataset))).cpu().numpy().transpose(0, 2, 3, 1)
     np.savez(content, image=np.ascontiguousarray(image), label=dataset.y.cpu().numpy(), **more)
     write_atomic(path, content.getvalue())
 

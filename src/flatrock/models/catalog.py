@@ -65,7 +65,9 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "svhn": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "centered": ((0.47,), (0.25,)),
+    "symmetric": ((0.5,), (0.5,)),  # inputs in [-1, 1], as vision transformers were trained with
     # Two-moons points are stored as (x + 1.5) / 4 to lie in [0, 1]; this is the way back.
     "moons": ((0.375, 0.375), (0.25, 0.25)),
 }

@@ -11,7 +11,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
 from flatrock.data.catalog import info
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.recipes.pieces import model_options
+from flatrock.recipes.pieces import data_shape, model_options
 from flatrock.recipes.rules import INNER_ATTACKS, Draft, examined
 from flatrock.recipes.schema import Network, Recipe
 
@@ -31,7 +31,7 @@ def _completed(recipe: Recipe) -> Recipe:
     """Fill in what follows from other keys, so that the stored recipe says everything."""
     inner = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).inner_loss
     source, model = info(recipe.data.name), recipe.model
-    filled = {"num_classes": model.num_classes or source.num_classes, **model_options(model, source.input_shape)}
+    filled = {"num_classes": model.num_classes or source.num_classes, **model_options(model, data_shape(recipe.data))}
     name = INNER_ATTACKS[inner] if recipe.attack.name == "auto" else recipe.attack.name
     metric = recipe.select.metric
     if metric == "auto":

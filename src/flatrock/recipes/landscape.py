@@ -121,7 +121,7 @@ def _subject(trained: Trained, plan: Plan, device: torch.device) -> Subject:
     # Networks of others may not bear another layout: some reshape what their convolutions return.
     if device.type == "cuda" and len(whole.input_shape) == 3 and trained.recipe is not None:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    axis = plan.axis(threat, whole.x[0].numel())
+    axis = plan.axis(threat, torch.Size(whole.input_shape).numel())
     return Subject(trained, model, threat, data, len(whole), axis, device, known_by)
 
 

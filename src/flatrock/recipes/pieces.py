@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from flatrock.core.files import json_text, sha256
+from flatrock.data.catalog import info
+from flatrock.data.pictures import Form
 from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.classifier import Classifier
 from flatrock.models.factory import is_own
-from flatrock.recipes.schema import Network, Recipe
+from flatrock.recipes.schema import Data, Network, Recipe
 
 DEFAULT_RUNS = Path("runs")
 
@@ -17,6 +19,15 @@ DEFAULT_RUNS = Path("runs")
 def recipe_hash(recipe: Recipe) -> str:
     """Identifies the keys that decide the weights."""
     return sha256(json_text(recipe.training_keys()))[:16]
+
+
+def data_shape(data: Data) -> tuple[int, ...] | None:
+    """Shape of one input; None of one's own images that are not made one size, so that only their files know."""
+    known = info(data.name).input_shape
+    if known is not None:
+        return known
+    form = Form(**data.options)
+    return None if form.size is None else (form.channels, form.size, form.size)
 
 
 def model_options(network: Network, input_shape: tuple[int, ...] | None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from flatrock.models.factory import is_own
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.optimizer import build_optimizer
-from flatrock.recipes.pieces import model_options
+from flatrock.recipes.pieces import data_shape, model_options
 from flatrock.recipes.schema import (
     Data,
     EngineKeys,
@@ -107,8 +107,8 @@ def _names(draft: Draft) -> None:
     if data := draft.get("data", Data):
         draft.source = draft.build("data", lambda: info(data.name))
         if draft.source is not None:
-            draft.option_faults("data", data, data_options(data.name))
-            draft.shape = draft.source.input_shape
+            unknown_ones = draft.option_faults("data", data, data_options(data.name))
+            draft.shape = draft.source.input_shape if unknown_ones else draft.build("data", partial(data_shape, data))
 
 
 def _inner_attack(draft: Draft) -> None:
@@ -198,7 +198,7 @@ def _network(draft: Draft) -> None:
     if draft.classes is None:
         draft.note(f"model.num_classes: needed with data {source.name!r}, whose class count is not known in advance")
         return
-    options = model_options(network, source.input_shape)
+    options = model_options(network, draft.shape)
     if "seed" in options:
         draft.note("model.seed: weights are drawn from the recipe's seed; set that, or call the option another name")
         return
@@ -211,10 +211,10 @@ def _network(draft: Draft) -> None:
     if model is None:
         return
     draft.model = model
-    if source.input_shape is None:
+    if draft.shape is None:
         _own_images(draft, tuple(model.input_shape))
-    elif tuple(source.input_shape) != tuple(model.input_shape):
-        draft.note(f"model: {network.name!r} takes {model.input_shape}, {source.name!r} has {source.input_shape}")
+    elif draft.shape != tuple(model.input_shape):
+        draft.note(f"model: {network.name!r} takes {model.input_shape}, {source.name!r} has {draft.shape}")
     if source.num_classes is not None and draft.classes != source.num_classes:
         draft.note(f"model.num_classes: got {draft.classes}, but {source.name!r} has {source.num_classes} classes")
 
@@ -223,6 +223,8 @@ def _own_images(draft: Draft, shape: tuple[int, ...]) -> None:
     """Only their files know how large they are, but they must be what the model takes."""
     data, network = draft.get("data", Data), draft.get("model", Network)
     channels = data.options.get("channels", 3)
+    if channels not in (1, 3):
+        return  # noted already
     if len(shape) != 3 or channels != shape[0]:
         draft.note(
             f"data.channels: got {channels!r}, but {network.name!r} takes inputs {shape} (channels, height, width)"

@@ -1,0 +1,154 @@
+"""Image files: how one becomes pixels, and many that are read when they are needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatrock.core.errors import ConfigError, DataError
+from flatrock.core.options import count
+from flatrock.core.progress import Progress
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# Modes with 8 bits or less per channel; others would be clipped, not scaled, by a conversion.
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+# Decoders and filters run outside of Python's lock, so threads are enough.
+THREADS = min(os.cpu_count() or 1, 32)
+# Images between two signs of progress.
+READ_TOGETHER = 1024
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What images become: grey or RGB; with `size` the square of that side in the middle of the image.
+
+    Before it is cut out, the shorter side is made `resize` pixels long (`size` if not given), by Pillow's bilinear
+    filter, which averages where images shrink. Lengths and places are rounded as torchvision does.
+    """
+
+    channels: int = 3
+    size: int | None = None
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3):
+            raise ConfigError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}")
+        if self.size is not None:
+            count("an image's", "size", self.size, least=1)
+        if self.resize is None:
+            return
+        if self.size is None:
+            raise ConfigError(f"resize={self.resize!r} is the length before a square is cut out; give its size, too")
+        count("an image's", "resize", self.resize, least=self.size)
+
+    def pixels(self, path: Path) -> Array:
+        """One image as uint8 [channels, H, W]; DataError if it cannot be read."""
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                mode = image.mode
+                found = self._made(image) if mode in MODES else None
+        except Exception as error:  # Pillow's decoders raise many kinds of exception on damaged files
+            raise DataError(f"{path} cannot be decoded ({error}); replace or remove it") from error
+        if found is None:
+            raise DataError(f"{path} has more than 8 bits per channel (mode {mode}); save it with 8 bits")
+        return found[None] if self.channels == 1 else found.transpose(2, 0, 1)
+
+    def _made(self, image: Any) -> Array:
+        from PIL import Image
+
+        image = image.convert("L" if self.channels == 1 else "RGB")
+        if self.size is None:
+            return np.asarray(image)
+        short, wanted = min(image.size), self.resize or self.size
+        width, height = (wanted if side == short else int(wanted * side / short) for side in image.size)
+        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
+        whole = image.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(whole.crop((left, top, left + self.size, top + self.size)))
+
+
+def read_all(paths: Sequence[Path], form: Form) -> Tensor:
+    """uint8 [N, channels, H, W]; DataError names the first image that is damaged or of another size than the first."""
+    first = form.pixels(paths[0])
+    stack = np.empty((len(paths), *first.shape), dtype=np.uint8)
+
+    def read(i: int) -> None:
+        image = form.pixels(paths[i])
+        if image.shape != first.shape:
+            height, width = image.shape[1:]
+            raise DataError(
+                f"{paths[i]} is {width}x{height}, but {paths[0]} is {first.shape[2]}x{first.shape[1]}; "
+                "give data.size to have squares of one size cut out"
+            )
+        stack[i] = image
+
+    for _ in _pool().map(read, range(len(paths))):
+        pass
+    return torch.from_numpy(stack)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="flatrock-pictures")
+
+
+class Pictures:
+    """Images in files, read each time they are asked for: of more than fit into memory.
+
+    Stands where a dataset has a uint8 tensor [N, channels, size, size].
+    """
+
+    dtype = torch.uint8
+    device = torch.device("cpu")
+
+    def __init__(self, root: Path, names: Sequence[str], form: Form) -> None:
+        if form.size is None:
+            raise ConfigError("images that are read when they are needed are made one size; give data.size")
+        self.root, self.names, self._form = root, names, form
+        self.shape = (len(names), form.channels, form.size, form.size)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        """The images at these positions, decoded."""
+        if not len(indices):
+            return torch.empty(0, *self.shape[1:], dtype=self.dtype)
+        try:
+            return read_all([self.root / self.names[i] for i in indices.tolist()], self._form)
+        except DataError as error:
+            raise DataError(f"{error}; `flatrock check RECIPE --every-image` finds all such files") from error
+
+    def faults(self, progress: Progress) -> list[str]:
+        """What is wrong with every file that cannot be read; reads all of them."""
+
+        def fault(name: str) -> str:
+            try:
+                self._form.pixels(self.root / name)
+            except DataError as error:
+                return str(error)
+            return ""
+
+        found: list[str] = []
+        progress.begin(f"reading {self.root.name}", len(self))
+        for first in range(0, len(self), READ_TOGETHER):
+            told = list(_pool().map(fault, self.names[first : first + READ_TOGETHER]))
+            found += filter(None, told)
+            progress.advance(len(told), f"{len(found)} damaged")
+        progress.end()
+        return found
+
+    def pick(self, indices: Tensor) -> Pictures:
+        """The files at these positions, not read."""
+        return Pictures(self.root, [self.names[i] for i in indices.tolist()], self._form)
