@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
+from flatrock.core.tensorfile import load
 
 OWN = ("data={name: folder, channels: 1, held_out: 4}", "model.num_classes=2", "train.batch_size=8")
 
@@ -70,3 +73,58 @@ def test_train_and_eval(images: Path, tmp_path: Path) -> None:
     evaluated = CliRunner().invoke(app, [*said, "--device", "cpu"])
     assert evaluated.exit_code == 0, evaluated.output
     assert "folder test, 20 of 20 samples" in evaluated.output
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve grey images of each of two classes, no two of one size."""
+    for split in ("train", "val"):
+        for label, name in enumerate(("cat", "dog")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(12):
+                grey = np.random.default_rng(i).integers(
+                    100 * label, 100 * label + 100, (9 + i, 30 - i), dtype=np.uint8
+                )
+                Image.fromarray(grey.astype(np.uint8)).save(tmp_path / split / name / f"{i}.jpg")
+    return tmp_path
+
+
+SIZED = ("data.size=8", "data.resize=9", "train.epochs=10", "train.batch_size=8")
+
+
+def test_images_of_many_sizes_train_alike_in_memory_and_in_files(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = flatrock("train", "--data-dir", photos, "--run-dir", tmp_path / "r")
+    assert refused.exit_code == 2
+    assert "give data.size to have squares of one size cut out" in refused.stderr
+    weights = []
+    for held in (1 << 30, 0):
+        monkeypatch.setattr("flatrock.data.folder.HELD", held)
+        run = tmp_path / f"run{held}"
+        trained = flatrock("train", *SIZED, "--data-dir", photos, "--run-dir", run)
+        assert trained.exit_code == 0, trained.output
+        evaluated = CliRunner().invoke(app, ["eval", str(run), "--data-dir", str(photos), "--device", "cpu"])
+        assert "folder test, 24 of 24 samples" in evaluated.output
+        weights.append((load(run / "last.safetensors")[0], evaluated.output.partition("wrote")[0]))
+    (held_ones, table), (read_ones, same_table) = weights
+    assert held_ones.keys() == read_ones.keys()
+    assert all(torch.equal(held_ones[name], read_ones[name]) for name in held_ones)
+    assert [line for line in table.splitlines() if "%" in line] == [
+        line for line in same_table.splitlines() if "%" in line
+    ]
+
+
+def test_check_finds_every_damaged_image(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatrock.data.folder.HELD", 0)
+    done = flatrock("check", *SIZED, "--data-dir", photos, "--every-image")
+    assert done.exit_code == 0, done.output
+    assert "images       every one can be decoded" in done.output
+    for name in ("train/cat/3.jpg", "val/dog/5.jpg"):
+        (photos / name).write_bytes((photos / name).read_bytes()[:100])
+    monkeypatch.setattr("flatrock.cli.check.MOST_SHOWN", 1)
+    done = flatrock("check", *SIZED, "--data-dir", photos, "--every-image")
+    assert done.exit_code == 2
+    assert "2 images cannot be read:" in done.stderr
+    assert f"{photos / 'train/cat/3.jpg'} cannot be decoded" in done.stderr
+    assert "and 1 more" in done.stderr

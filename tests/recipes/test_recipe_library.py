@@ -31,7 +31,8 @@ MNIST = ["mnist_at_linf", "mnist_trades_linf", "fashion_mnist_at_linf"]
 FLAT_MNIST = ["mnist_atent_linf", "mnist_atent_l2", "mnist_sgd", "mnist_entropy_sgd"]
 NETWORKS = ["cifar10_at_linf_wrn34", *(f"cifar10_trades_linf_{n}" for n in ("wrn34", "vgg16", "mobilenetv2"))]
 TRH = [f"cifar10_{m}_trh{network}" for m in ("at", "trades") for network in ("", "_vit_b")]
-OURS = ["cifar10_at_fast", *TRH, *(f"cifar10_{m}" for m in SMOOTH)]
+IMAGENET = [f"imagenet_{m}_trh_vit_b{norm}" for m in ("at", "trades") for norm in ("", "_l2")]
+OURS = ["cifar10_at_fast", *TRH, *IMAGENET, *(f"cifar10_{m}" for m in SMOOTH)]
 SHORT_AT = [f"at{m}" for m in ("", "_awp", "_trh", "_swa", "_rat")]
 SHORT_TRADES = [f"trades{m}" for m in ("", "_awp", "_rat1", "_rat2", "_awp_rat", "_trh", "_s2o", "_swa")]
 SHORT_OTHERS = ["hat", "hat_awp", "gat", "mart", "mart_awp", "alp", "atent"]
@@ -69,7 +70,7 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 170
+    assert len(EXPECTED) == len(set(EXPECTED)) == 174
     assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES
@@ -287,6 +288,31 @@ def test_fine_tuning_has_atents_rate_length_and_walk() -> None:
     recipe, whole = loaded("cifar10_atent_finetune_wrn34"), loaded("cifar10_atent_linf_wrn34")
     assert (recipe.optimizer.lr, recipe.train.epochs, recipe.schedule.name) == (1e-4, 20, "constant")
     assert (recipe.model.name, recipe.threat, recipe.attack) == ("wide_resnet34_10", whole.threat, whole.attack)
+
+
+def test_trh_on_imagenet_has_the_papers_settings() -> None:
+    values = {
+        "at": (1e-4, "multistep"),
+        "at_l2": (5e-5, "linear"),
+        "trades": (5e-5, "linear"),
+        "trades_l2": (5e-5, "linear"),
+    }
+    for name, (weight, schedule) in values.items():
+        method, _, norm = name.partition("_")
+        recipe = loaded(f"imagenet_{method}_trh_vit_b{'_l2' if norm else ''}")
+        assert (recipe.model.name, recipe.model.num_classes, recipe.model.normalize) == ("vit_b16", 1000, "symmetric")
+        options = {"weight": weight, "schedule": schedule, "gamma": 1e-4}
+        assert FLATNESS.make("trh", **recipe.flatness[0].options) == FLATNESS.make("trh", **options)
+        assert (recipe.train.batch_size, recipe.optimizer.lr) == (64, 0.01)
+        steps = -(-(1_281_167 - recipe.data.held_out) // 64)
+        assert (recipe.schedule.name, recipe.schedule.options["warmup"] * steps) == (
+            "warmup_cosine",
+            pytest.approx(500),
+        )
+        assert (recipe.threat.norm, recipe.threat.eps) == (("l2", 3) if norm else ("linf", 4 / 255))
+        assert inner(recipe).steps == 7
+        assert recipe.data.augment.model_dump(exclude_defaults=True) == {"flip": True, "brightness": 0.1}
+        assert recipe.objective.name == method
 
 
 def test_moons_radius_is_the_papers_in_stored_units() -> None:

@@ -40,6 +40,8 @@ def run(
     with friendly():
         chosen = load_recipe(recipe, overrides or [], also=start_faults)
         say(recipe_text(chosen, called=recipe))
+        if every_image:
+            _look_at_images(chosen, data_dir)
         where = pick_device(device)
         cost = estimate(chosen, device=where, samples=_counted(chosen, data_dir))
         _line("recipe", f"{chosen.name}, valid, hash {recipe_hash(chosen)}")
@@ -53,8 +55,6 @@ def run(
             _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
             _line("time", f"about {human(cost.seconds)} on {device_name(where)}")
             say("  (time extrapolated from one batch: an order of magnitude)")
-        if every_image:
-            _look_at_images(chosen, data_dir)
         if faults := tuple(fault for fault in (helper_fault(chosen), start_fault(chosen)) if fault):
             raise ConfigError(f"recipe {chosen.name} is sound, but cannot be trained yet:", faults)
 
