@@ -11,6 +11,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, errors, friendly, say, show
 from flatrock.cli.shared import seeds_of
+from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError, StateError, TrainingError
 from flatrock.core.records import Run
 from flatrock.engine.folder import RunFolder
@@ -32,10 +33,10 @@ def run(
     seeds: Annotated[str | None, typer.Option(help="such as 0,1,2: one run each, in <run folder>-seed<N>")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch missing data")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda; all, or cuda:0,cuda:1: they share batches")] = "auto",
 ) -> None:
     """Train a recipe; interrupted runs continue with --resume."""
-    how: dict[str, Any] = {"data_dir": data_dir, "download": download, "device": device}
+    how: dict[str, Any] = {"data_dir": data_dir, "download": download, "device": named_devices(device)}
     how |= {"resume": resume, "overwrite": overwrite}
     with friendly("the same command with --resume continues from the last saved state"):
         if seeds is None:

@@ -23,8 +23,11 @@ Devices = torch.device | str | Sequence[torch.device | str]
 
 
 def each_device(devices: Devices) -> list[torch.device | str]:
-    """One by one, whether they exist or not."""
-    return [devices] if isinstance(devices, torch.device | str) else list(devices)
+    """One by one, whether they exist or not; at least one."""
+    found = [devices] if isinstance(devices, torch.device | str) else list(devices)
+    if not found:
+        raise ConfigError("no device is named; use auto, cpu, cuda or a list such as ['cuda:0', 'cuda:1']")
+    return found
 
 
 def named_devices(text: str) -> list[str]:

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from flatrock.core.errors import ConfigError, DataError, StateError
 from flatrock.core.rng import Seed
+from flatrock.core.team import ALONE, Team
 from flatrock.data.augment import Augmentation
 from flatrock.data.dataset import Dataset, check, scaled
 from flatrock.data.pictures import Pictures
 
 T = TypeVar("T")
+
 
 # Extra samples get ids above this, which no dataset reaches, so that they share no random numbers with its samples.
 EXTRA_IDS = 1 << 40
@@ -31,11 +33,12 @@ READ_AHEAD = 3
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs in [0, 1], labels, and the ids their random numbers belong to."""
+    """Inputs in [0, 1], labels, and the ids their random numbers belong to; a part of a batch knows how large it is."""
 
     x: Tensor
     y: Tensor
     ids: Tensor
+    share: float = 1.0
 
 
 class TensorLoader:
@@ -43,7 +46,8 @@ class TensorLoader:
 
     With `extra`, round(batch_size * extra_fraction) samples of each batch are drawn from it with replacement and come
     last. An epoch still has as many steps as without it, as is usual for such training, so it then passes over that
-    share less of the labelled data. A last batch of one sample, which BatchNorm cannot train on, joins the one before.
+    share less of the labelled data. A last batch of less than `least` samples joins the one before: BatchNorm cannot
+    train on one.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class TensorLoader:
         device: torch.device | str,
         extra: Dataset | None = None,
         extra_fraction: float = 0.0,
+        least: int = 2,
     ) -> None:
         if not 1 <= batch_size <= len(dataset):
             raise DataError(
@@ -67,7 +72,7 @@ class TensorLoader:
         self._own_size = batch_size - self._extra_size
         self._seed, self._augmentation = seed, augmentation
         full, rest = divmod(len(dataset), batch_size)
-        self._merge_last = rest == 1 and self._extra_size == 0
+        self._merge_last = 0 < rest < least and self._extra_size == 0
         self._steps = full + (rest > 0 and not self._merge_last)
 
     def __len__(self) -> int:
@@ -78,48 +83,53 @@ class TensorLoader:
         """Samples of the dataset."""
         return len(self._dataset)
 
-    def epoch(self, index: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of epoch `index`, from step `start_step` on."""
+    def epoch(self, index: int, start_step: int = 0, team: Team = ALONE) -> Iterator[Batch]:
+        """The batches of epoch `index`, from step `start_step` on; of each the part that belongs to this process."""
         if not 0 <= start_step <= self._steps:
             raise StateError(
                 f"an epoch has {self._steps} steps, cannot start at step {start_step}; same data as before?"
             )
-        return self._batches(index, start_step)
+        return self._batches(index, start_step, team)
 
-    def _batches(self, index: int, start_step: int) -> Iterator[Batch]:
+    def _batches(self, index: int, start_step: int, team: Team) -> Iterator[Batch]:
         order = self._seed.child("order", index).permutation(len(self._dataset)).to(self._dataset.x.device)
         ahead = AHEAD if order.is_cuda else 1
-        with closing(self._kept(order, start_step)) as kept:
+        with closing(self._kept(order, start_step, team)) as kept:
             for first in range(start_step, self._steps, ahead):
                 steps = range(first, min(first + ahead, self._steps))
-                found = [self._whole(next(kept), index, step) for step in steps]
+                found = [self._complete(next(kept), index, step, team) for step in steps]
                 gen = self._seed.child("augment", index).samples(torch.cat([batch.ids for batch in found]))
                 images = self._augmentation(torch.cat([batch.x for batch in found]), gen)
                 for x, batch in zip(torch.split(images, [len(batch.y) for batch in found]), found, strict=True):
-                    yield Batch(x, batch.y, batch.ids)
+                    yield replace(batch, x=x)
 
-    def _kept(self, order: Tensor, start_step: int) -> Generator[Batch]:
-        """The dataset's share of each step, as the dataset keeps it and where; files are read ahead."""
-        jobs = (partial(_take, self._dataset, self._rows(order, step)) for step in range(start_step, self._steps))
+    def _kept(self, order: Tensor, start_step: int, team: Team) -> Generator[Batch]:
+        """The dataset's samples of each step, as the dataset keeps them and where; files are read ahead."""
+        rows = (team.part(order[self._span(step)]) for step in range(start_step, self._steps))
+        jobs = (partial(_take, self._dataset, own) for own in rows)
         if isinstance(self._dataset.x, Pictures):
             yield from in_background(jobs, ahead=READ_AHEAD)
         else:
             yield from (job() for job in jobs)
 
-    def _rows(self, order: Tensor, step: int) -> Tensor:
-        begin = step * self._own_size
-        last = self._merge_last and step == self._steps - 1
-        return order[begin:] if last else order[begin : begin + self._own_size]
+    def _span(self, step: int) -> slice:
+        """Where in an epoch's order the dataset's samples of a step stand."""
+        begin, last = step * self._own_size, step == self._steps - 1
+        whole = len(self._dataset)
+        return slice(begin, whole if last and self._merge_last else min(begin + self._own_size, whole))
 
-    def _whole(self, kept: Batch, index: int, step: int) -> Batch:
+    def _complete(self, kept: Batch, index: int, step: int, team: Team) -> Batch:
         """A step's samples on the device, images in [0, 1], extra ones included."""
         batch = _scaled(_moved(kept, self._device))
-        return batch if self._extra is None else _joined(batch, self._draw_extra(self._extra, index, step))
+        if self._extra is not None:
+            batch = _joined(batch, self._draw_extra(self._extra, index, step, team))
+        span = self._span(step)
+        return replace(batch, share=len(batch.y) / (span.stop - span.start + self._extra_size))
 
-    def _draw_extra(self, extra: Dataset, index: int, step: int) -> Batch:
+    def _draw_extra(self, extra: Dataset, index: int, step: int, team: Team) -> Batch:
         generator = self._seed.child("extra", index, step).generator()
         chosen = torch.randint(len(extra), (self._extra_size,), generator=generator)
-        batch = _scaled(_take(extra, chosen))
+        batch = _scaled(_take(extra, team.part(chosen)))
         return Batch(batch.x, batch.y, batch.ids + EXTRA_IDS)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from flatrock.core.hooks import Flatness, Moment
 from flatrock.core.rng import Seed
+from flatrock.core.team import ALONE, Team
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack, Objective
 from flatrock.data.loader import TensorLoader
@@ -84,6 +85,7 @@ class Job:
     tensorboard: bool
     helper: Helper | None = None
     start: str | None = None  # digest of the weights it begins with; None: they are drawn, or a resumed run has its own
+    team: Team = ALONE
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property

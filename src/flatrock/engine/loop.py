@@ -15,15 +15,15 @@ from torch import nn
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import EpochRecord, Run, best_record
-from flatrock.core.rng import kept_global_rng, seed_layers
+from flatrock.core.rng import kept_global_rng
 from flatrock.engine.average import averaged
 from flatrock.engine.checkpoint import model_tensors
 from flatrock.engine.events import EventLog
 from flatrock.engine.failure import failed
 from flatrock.engine.folder import RunFolder
+from flatrock.engine.follow import check_together, hand_out, spent, take_step
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
-from flatrock.engine.step import train_step
 from flatrock.engine.watch import Watch
 from flatrock.engine.writer import Writer
 
@@ -56,6 +56,7 @@ def _tell_anew(text: str, listener: Progress) -> None:
 
 def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> Run:
     state = _resumed(job, folder, progress) if resume else _fresh(job, folder)
+    hand_out(job, state)
     folder.write_recipe(_recipe_text(job))
     folder.rewrite(state.history)
     steps = len(job.loader)
@@ -64,7 +65,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
     progress.begin(f"training {job.name}", total, state.epoch * steps + state.step_in_epoch)
     try:
         with kept_global_rng(job.device):
-            while state.epoch < job.epochs and not _spent(job, state):
+            while state.epoch < job.epochs and not spent(job, state):
                 _run_epoch(job, folder, state, progress)
                 _note_memory(job, folder)
                 _end_epoch(job, folder, state, events)
@@ -102,12 +103,6 @@ def _probed(job: Job, model: nn.Module) -> ProbeOutcome:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(job.device)
     return outcome
-
-
-def _spent(job: Job, state: TrainState) -> bool:
-    """Whether max_steps cut the run short."""
-    done = state.epoch * len(job.loader) + state.step_in_epoch
-    return job.max_steps is not None and done >= job.max_steps
 
 
 def _fresh(job: Job, folder: RunFolder) -> TrainState:
@@ -152,19 +147,14 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
     earlier = state.seconds
     note = _note(job, state)
     first = state.epoch * len(job.loader)
-    for batch in job.loader.epoch(state.epoch, start_step=state.step_in_epoch):
-        step = first + state.step_in_epoch
-        seed_layers(job.seed.child("layers", step), job.device)
-        set_lr(job, step)
+    for batch in job.loader.epoch(state.epoch, state.step_in_epoch, job.team):
         if job.runner.must_compile:
             progress.advance(0, "compiling the network, once")
-        with job.runner.clocked():
-            outcome = train_step(job, batch, step=step, guard=state.step_in_epoch == 0)
-        state.step_in_epoch += 1
-        state.watch.see(outcome, step)
+        outcome = take_step(job, state, batch)
+        state.watch.see(outcome, first + state.step_in_epoch - 1)
         state.seconds = earlier + time.monotonic() - begun
         progress.advance(1, f"{note}{job.runner.told}")
-        if _spent(job, state):
+        if spent(job, state):
             break
         if time.monotonic() - saved > job.save_seconds:
             folder.writer.wait()
@@ -172,6 +162,7 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
             saved = time.monotonic()
     _tell(job, folder, progress)
     state.watch.check()  # waits for a GPU, so the seconds below include every step
+    check_together(job)
     state.seconds = earlier + time.monotonic() - begun
 
 
@@ -183,12 +174,6 @@ def _tell(job: Job, folder: RunFolder, progress: Progress) -> None:
         progress.say(text)
     if new:
         folder.write_info(findings=known + new)
-
-
-def set_lr(job: Job, step: int) -> None:
-    """The rate the schedule has for this step."""
-    for group in job.optimizer.param_groups:
-        group["lr"] = job.schedule.at(step, len(job.loader))
 
 
 def _note(job: Job, state: TrainState) -> str:
@@ -207,7 +192,7 @@ def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog)
     check_finite(model_tensors(job.model))
     folder.writer.wait()  # for the epoch before: a run that is killed has lost one, not two
     epoch = state.epoch + 1
-    final = epoch == job.epochs or _spent(job, state)
+    final = epoch == job.epochs or spent(job, state)
     outcome = _probed(job, job.model) if final or epoch % job.probe_every == 0 else None
     record = _record(job, state, outcome)
     if job.averaging is not None:

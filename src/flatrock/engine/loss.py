@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatrock.core.borrow import kept_buffers, nudged
 from flatrock.core.hooks import Look, Moment, Penalty, Shift, TimedAttack, TimedObjective
@@ -24,6 +25,7 @@ class Stage:
     y: Tensor
     ids: Tensor
     moment: Moment
+    share: float = 1.0  # of the whole batch, if other processes have the rest of it
 
     @property
     def attack(self) -> Attack | None:
@@ -82,7 +84,9 @@ def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> 
             total = share if total is None else total + share
         assert total is not None
         found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    return {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
+    gradients = {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
+    job.team.mean_(list(gradients.values()), stage.share)
+    return gradients
 
 
 def descend(stage: Stage, points: Sequence[Point]) -> Descent:
@@ -101,7 +105,25 @@ def descend(stage: Stage, points: Sequence[Point]) -> Descent:
     if penalties is not None:
         penalties.total.backward()  # type: ignore[no-untyped-call]
         _add(losses, penalties, 1.0)
+    _share(stage, losses)
     return Descent(losses, views)
+
+
+def _share(stage: Stage, losses: dict[str, Tensor]) -> None:
+    """Gradients, losses and BatchNorm statistics of all processes' parts as those of the whole batch."""
+    job = stage.job
+    if job.team.alone:
+        return
+    gradients = [p.grad for p in job.model.parameters() if p.grad is not None]
+    values = torch.stack(list(losses.values())).float()
+    job.team.mean_([*gradients, *running_statistics(job.model), values], stage.share)
+    losses.update(zip(losses, values.unbind(), strict=True))
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """What BatchNorm has gathered."""
+    norms = (m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
+    return [s for m in norms for s in (m.running_mean, m.running_var) if s is not None]
 
 
 def _weighted(loss: Tensor, weight: float) -> Tensor:
@@ -118,7 +140,7 @@ def _with_flatness(stage: Stage, point: Point, views: Views) -> Parts:
     """The objective and what every method adds; a method sees the objective alone, so their order does not matter."""
     parts = stage.objective.loss(views, stage.y)
     beyond = None if point.help is None else point.help.x
-    look = Look(stage.job.model, stage.x, point.x_adv, stage.y, views, parts, stage.moment, beyond)
+    look = Look(stage.job.model, stage.x, point.x_adv, stage.y, views, parts, stage.moment, beyond, team=stage.job.team)
     added = [p for method in stage.job.flatness.values() if (p := method.in_loss(look)) is not None]
     return joined(parts, added) if added else parts
 

@@ -56,8 +56,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
     """Write everything needed to resume; the copy before it is kept as a fall-back against damage."""
     state.watch.check()
-    tensors, numbers = optimizer_tensors(job.optimizer)
-    tensors = {**model_tensors(job.model), **tensors, **_flatness_tensors(job)}
+    tensors, numbers = everything(job)
     check_finite(tensors)
     meta: dict[str, Any] = {
         "role": "state",
@@ -78,8 +77,20 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
     folder.writer.save(folder.state, tensors, meta, older=folder.older_state)
 
 
-def _flatness_tensors(job: Job) -> dict[str, Tensor]:
-    return {f"flatness/{name}/{k}": v for name, method in job.flatness.items() for k, v in method.state().items()}
+def everything(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and plain numbers that training changes: the live ones."""
+    tensors, numbers = optimizer_tensors(job.optimizer)
+    kept = {f"flatness/{name}/{k}": v for name, method in job.flatness.items() for k, v in method.state().items()}
+    return {**model_tensors(job.model), **tensors, **kept}, numbers
+
+
+def put(job: Job, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], path: Path) -> None:
+    """Inverse of everything; `path` is where they come from."""
+    put_model(job.model, tensors, path)
+    put_optimizer(job.optimizer, tensors, numbers)
+    for name, method in job.flatness.items():
+        own = f"flatness/{name}/"
+        method.restore({k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)})
 
 
 def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
@@ -92,11 +103,7 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
         raise StateError(f"the data are not those {path} was trained on; give the same files, or --overwrite")
     _check_helper(job, path, meta.get("helper"))
     _check_start(job, path, meta.get("start"))
-    put_model(job.model, tensors, path)
-    put_optimizer(job.optimizer, tensors, meta["optimizer"])
-    for name, method in job.flatness.items():
-        own = f"flatness/{name}/"
-        method.restore({k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)})
+    put(job, tensors, meta["optimizer"], path)
     return TrainState(
         start=meta.get("start"),
         epoch=meta["epoch"],

@@ -17,7 +17,7 @@ from flatrock.data.augment import mixup
 from flatrock.data.loader import Batch
 from flatrock.engine.craft import check, craft, merged
 from flatrock.engine.job import Job
-from flatrock.engine.loss import Stage, descend, objective_gradients
+from flatrock.engine.loss import Stage, descend, objective_gradients, running_statistics
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def train_step(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome
 
 def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
     x, y = mixed(job, batch, step)
-    stage = Stage(job, x, y, batch.ids, job.moment(step))
+    stage = Stage(job, x, y, batch.ids, job.moment(step), batch.share)
     job.optimizer.zero_grad(set_to_none=True)  # the attack may have their memory
     if guard:
         job.runner.check(x, job.bn_mode)
@@ -60,11 +60,13 @@ def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
     if job.clean_tick:
         with torch.no_grad():
             job.runner.view(x)
+            job.team.mean_(running_statistics(job.model), batch.share)
     judged = done.views.adv or done.views.clean
     assert judged is not None
     hard = y.argmax(1) if y.is_floating_point() else y
-    right = (judged.logits.detach().argmax(1) == hard).sum()
-    return StepOutcome(done.losses, right, labelled=(hard >= 0).sum(), samples=len(batch.ids))
+    right, labelled = (judged.logits.detach().argmax(1) == hard).sum(), (hard >= 0).sum()
+    samples = round(len(batch.ids) / batch.share)
+    return StepOutcome(done.losses, job.team.total(right), labelled=job.team.total(labelled), samples=samples)
 
 
 def mixed(job: Job, batch: Batch, step: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from flatrock.core.borrow import mode
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness, Look, Moment, Penalty, Shift
 from flatrock.core.options import choose, weight
+from flatrock.core.team import ALONE, Team
 from flatrock.core.types import Views
 from flatrock.flatness.full_trace import check_higher_derivatives
 from flatrock.flatness.rat_exact import exact_terms
@@ -98,7 +99,9 @@ class RAT(Flatness):
             u = dict(self.before_attack(look.model, look.moment))
             values = exact_terms(look.model, look.x, look.x_adv, u, order=self.order)
         else:
-            values = top_layer_terms(look.views, look.y, order=self.order, second_pair=self.second_pair, cc=self.cc)
+            values = top_layer_terms(
+                look.views, look.y, order=self.order, second_pair=self.second_pair, cc=self.cc, team=look.team
+            )
         weights = (self.eta, self.second_factor * self.eta)
         keeps_labels = self.terms == "exact" or self.ce_weight == "paper"
         return Penalty(
@@ -112,11 +115,13 @@ class RAT(Flatness):
         return 2 * 2**self.order if self._adds_terms and self.terms == "exact" else 0
 
 
-def top_layer_terms(views: Views, y: Tensor, *, order: int, second_pair: str, cc: float | None) -> list[Tensor]:
+def top_layer_terms(
+    views: Views, y: Tensor, *, order: int, second_pair: str, cc: float | None, team: Team = ALONE
+) -> list[Tensor]:
     """First and, for order 2, second term from the two passes of the loss; no pass and no backward of its own."""
     clean, adv = both_passes(views)
     with torch.no_grad():
-        r, r_adv = (row_sums(v.features, v.logits, y).abs() for v in (clean, adv))
+        r, r_adv = (row_sums(v.features, v.logits, y, team).abs() for v in (clean, adv))
         gap = r - r_adv if order == 1 else torch.stack([r - r_adv, r.square() - r_adv.square()])
         for_adv, for_clean = class_matrix(torch.stack([gap, -gap]), cc)
         if order == 2 and second_pair == "code":

@@ -39,5 +39,6 @@ class S2O(Flatness):
         """The divergence from the soft labels."""
         if self.weight == 0:
             return None
-        halves = [soft_kl(s2o_matrix(v.logits, self.cc), look.y, v.logits) for v in both_passes(look.views)]
+        views = both_passes(look.views)
+        halves = [soft_kl(s2o_matrix(v.logits, self.cc, look.team), look.y, v.logits) for v in views]
         return Penalty({"s2o": (halves[0] + halves[1]) / 2}, {"s2o": self.weight}, label_factor=1 - self.weight)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flatrock.core.team import ALONE, Team
 from flatrock.core.types import View, Views
 
 # Share of a row's mass below which it says nothing about the other classes.
@@ -36,14 +37,15 @@ def label_rows(y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def row_sums(features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+def row_sums(features: Tensor, logits: Tensor, y: Tensor, team: Team = ALONE) -> Tensor:
     """Row sums [C] of the gradient of mean cross-entropy w.r.t. the last linear layer's weight, without a backward.
 
-    r_j = mean_b (s_bj - [y_b = j]) * sum_i f_bi over the labelled samples b; they add up to 0.
+    r_j = mean_b (s_bj - [y_b = j]) * sum_i f_bi over the labelled samples b of all processes; they add up to 0.
     """
     rows, share = label_rows(y, logits.shape[1])
     error = logits.softmax(1) * share[:, None] - rows
-    return (error * features.sum(1, keepdim=True)).sum(0) / share.sum().clamp_min(NO_MASS)
+    sums = (error * features.sum(1, keepdim=True)).sum(0)
+    return team.total(sums) / team.total(share.sum()).clamp_min(NO_MASS)
 
 
 @torch.no_grad()
@@ -55,9 +57,9 @@ def class_matrix(v: Tensor, cc: float | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def s2o_matrix(logits: Tensor, cc: float | None = None) -> Tensor:
+def s2o_matrix(logits: Tensor, cc: float | None = None, team: Team = ALONE) -> Tensor:
     """S2O's matrix [C, C]: with A = sum_b z_b z_b^T, row k follows max_j |A_kj| - |A_kj| outside the diagonal."""
-    correlation = (logits.T @ logits).abs()
+    correlation = team.total(logits.T @ logits).abs()
     return _scaled(correlation.amax(1, keepdim=True) - correlation, cc)
 
 

@@ -21,8 +21,8 @@ from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import kept_global_rng, seed_layers
 from flatrock.data.loader import Batch
 from flatrock.engine.craft import craft
+from flatrock.engine.follow import set_lr
 from flatrock.engine.job import Job
-from flatrock.engine.loop import set_lr
 from flatrock.engine.loss import Stage
 from flatrock.engine.runner import Runner
 from flatrock.engine.step import mixed, train_step

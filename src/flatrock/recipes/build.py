@@ -18,6 +18,7 @@ from flatrock.core.hooks import Flatness
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import Seed, kept_global_rng
+from flatrock.core.team import ALONE, Team
 from flatrock.core.threat import THREATS, Threat
 from flatrock.core.types import Attack
 from flatrock.data.augment import Augmentation
@@ -54,6 +55,7 @@ def build_job(
     download: bool = False,
     device: torch.device | str = "cpu",
     resume: bool = False,
+    team: Team = ALONE,
     progress: Progress | None = None,
 ) -> Job:
     """Load the data, make the model and everything else (`resume`: see begin); nothing is trained, nothing written."""
@@ -62,12 +64,12 @@ def build_job(
     train = fair_subset(split.train, recipe.data.limit)
     extra = _extra(recipe, data)
     seed = Seed(recipe.seed)
-    loader = _loader(recipe, train, extra, seed, where)
+    loader = _loader(recipe, train, extra, seed, where, least=2 * team.size)
     engine = build_engine(recipe, where, steps=_steps(recipe, len(loader)))
     model = build_model(recipe)
     start = begin(recipe, model, folder=RunFolder(target), resume=resume, progress=listener)
     check_fit(model, data)
-    _place(model, where, engine, rows=min(recipe.train.batch_size, len(train)))
+    _place(model, where, engine, rows=team.rows(min(recipe.train.batch_size, len(train))))
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     helper = open_helper(objective, model, data.class_names, fast=engine.twin)
     return Job(
@@ -80,7 +82,7 @@ def build_job(
         num_classes=model.num_classes,
         seed=seed,
         device=where,
-        runner=Runner(model, engine, size=recipe.train.batch_size),
+        runner=Runner(model, engine, size=team.rows(recipe.train.batch_size)),
         objective=objective,
         flatness=build_flatness(recipe),
         threat=build_threat(recipe),
@@ -104,7 +106,8 @@ def build_job(
         tensorboard=recipe.train.tensorboard,
         helper=helper,
         start=None if start is None else start.digest,
-        provenance=_certificate(recipe, where, split, engine, helper, start),
+        team=team,
+        provenance=_certificate(recipe, where, split, engine, helper, start, team),
     )
 
 
@@ -122,11 +125,18 @@ def _steps(recipe: Recipe, per_epoch: int) -> int:
 
 
 def _certificate(
-    recipe: Recipe, device: torch.device, split: Split, engine: Engine, helper: Helper | None, start: Start | None
+    recipe: Recipe,
+    device: torch.device,
+    split: Split,
+    engine: Engine,
+    helper: Helper | None,
+    start: Start | None,
+    team: Team,
 ) -> dict[str, Any]:
-    about = {"recipe_hash": recipe_hash(recipe), "held_out": split.digest, "engine": asdict(engine)}
+    about: dict[str, Any] = {"recipe_hash": recipe_hash(recipe), "held_out": split.digest, "engine": asdict(engine)}
     about |= {} if helper is None else {"helper": {**helper.about, "weights": helper.digest}}
     about |= {} if start is None else {"start": dict(start.about)}
+    about |= {} if team.alone else {"processes": team.size}
     return birth_certificate(device=device, seed=recipe.seed, **about)
 
 
@@ -246,7 +256,9 @@ def _digest(data: Dataset, extra: Dataset | None, held_out: str) -> str:
     return sha256(json_text(parts))[:16]
 
 
-def _loader(recipe: Recipe, train: Dataset, extra: Dataset | None, seed: Seed, device: torch.device) -> TensorLoader:
+def _loader(
+    recipe: Recipe, train: Dataset, extra: Dataset | None, seed: Seed, device: torch.device, *, least: int
+) -> TensorLoader:
     return TensorLoader(
         train,
         batch_size=recipe.train.batch_size,
@@ -255,6 +267,7 @@ def _loader(recipe: Recipe, train: Dataset, extra: Dataset | None, seed: Seed, d
         device=device,
         extra=extra,
         extra_fraction=recipe.data.extra.fraction if recipe.data.extra else 0.0,
+        least=least,
     )
 
 

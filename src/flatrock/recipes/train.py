@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flatrock.core.device import pick_device
+from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import plain
 from flatrock.core.progress import Progress
@@ -18,6 +18,7 @@ from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.schema import Recipe
+from flatrock.recipes.together import train_together
 
 
 def train_recipe(
@@ -26,26 +27,32 @@ def train_recipe(
     folder: str | Path | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
-    device: str = "auto",
+    device: Devices = "auto",
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     **overrides: Any,
 ) -> Run:
-    """Load, build and train; bad input raises before anything is written."""
+    """Load, build and train; bad input raises before anything is written.
+
+    Several devices share every batch, a process on each; a script that asks for that does so behind
+    `if __name__ == "__main__":`, because those processes read it, too.
+    """
     _check_torch()
     if isinstance(recipe, Recipe) and overrides:
         raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
-    job = build_job(
-        recipe if isinstance(recipe, Recipe) else load_recipe(recipe, written(overrides)),
-        folder=None if folder is None else Path(folder),
-        data_folder=None if data_dir is None else Path(data_dir),
-        download=download,
-        device=pick_device(device),
-        resume=resume,
-        progress=progress,
-    )
-    return train(job, resume=resume, overwrite=overwrite, progress=progress)
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, written(overrides))
+    devices = [pick_device(one) for one in each_device(device)]
+    how: dict[str, Any] = {
+        "folder": None if folder is None else Path(folder),
+        "data_folder": None if data_dir is None else Path(data_dir),
+        "download": download,
+        "resume": resume,
+        "progress": progress,
+    }
+    if len(devices) > 1:
+        return train_together(chosen, devices, **how, overwrite=overwrite)
+    return train(build_job(chosen, device=devices[0], **how), resume=resume, overwrite=overwrite, progress=progress)
 
 
 def written(value: Any) -> Any:

@@ -1,0 +1,118 @@
+"""Processes that train one network together, each on its part of every batch; alone, all of this does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flatrock.core.errors import StateError, TrainingError
+
+T = TypeVar("T")
+# Nobody gives up by the clock: who waits for a process that has ended is ended by the one that watches over all.
+PATIENCE = timedelta(days=30)
+
+
+class LostError(StateError):
+    """Another process of the team is gone."""
+
+
+@contextmanager
+def _all_there() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise LostError(
+            "another process of this training has ended; go on from the last saved state with --resume (resume=True)"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Team:
+    """One of `size` processes, counted from 0; the first one leads. What they do together, all of them must call."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody else."""
+        return self.size == 1
+
+    def part(self, rows: Tensor) -> Tensor:
+        """This process's rows: neighbours, as many as the others have, or one more."""
+        return rows.tensor_split(self.size)[self.rank]
+
+    def rows(self, count: int) -> int:
+        """How many of so many rows are this process's."""
+        return len(self.part(torch.arange(count)))
+
+    def mean_(self, tensors: Sequence[Tensor], share: float) -> None:
+        """Replace each tensor, in place, by sum_r share_r * tensor_r over all processes; shares add up to 1."""
+        if self.alone or not tensors:
+            return
+        flat = share * torch.cat([tensor.reshape(-1) for tensor in tensors])
+        with _all_there():
+            dist.all_reduce(flat)
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(list(tensors), [p.view(t.shape) for p, t in zip(parts, tensors, strict=True)])
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.alone:
+            return tensor
+        found = tensor.clone()
+        with _all_there():
+            dist.all_reduce(found)
+        return found
+
+    def told(self, value: T) -> T:
+        """What the leader says; who follows is not heard."""
+        if self.alone:
+            return value
+        box = [value]
+        with _all_there():
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def check_alike(self, tensors: Sequence[Tensor]) -> None:
+        """TrainingError unless all processes hold the same numbers, as far as their sums tell (a wait for a GPU)."""
+        if self.alone:
+            return
+        sums = torch.stack([tensor.detach().double().sum() for tensor in tensors])
+        least, most = sums.clone(), sums.clone()
+        with _all_there():
+            dist.all_reduce(least, op=dist.ReduceOp.MIN)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        if not torch.equal(least, most):
+            raise TrainingError("the devices no longer hold the same weights; train on devices of one kind, or on one")
+
+
+ALONE = Team()
+
+
+@contextmanager
+def joined(rank: int, devices: Sequence[torch.device], meeting: Path) -> Iterator[Team]:
+    """This process as one of those on the devices; they find each other by a file that is not there before."""
+    if devices[rank].type == "cuda":
+        torch.cuda.set_device(devices[rank])
+    # NCCL refuses two processes on one device, which tests of a single GPU want.
+    fast = devices[0].type == "cuda" and len(set(devices)) == len(devices)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if fast else "gloo",
+        init_method=f"file://{meeting.absolute()}",
+        rank=rank,
+        world_size=len(devices),
+        timeout=PATIENCE,
+    )
+    yield Team(rank, len(devices))
+    dist.destroy_process_group()  # not after an error: the others may be waiting for what does not come any more

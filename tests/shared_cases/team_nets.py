@@ -1,0 +1,57 @@
+"""Networks of recipes that several processes train: one that works, others that fail in the second process."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Slow(nn.Module):
+    """Takes its time where the environment says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(float(os.environ.get("SECONDS_A_PASS", "0")))
+        return x
+
+
+def mlp(num_classes: int, hidden: int) -> nn.Module:
+    """Two layers, on 8x8 grey images."""
+    return nn.Sequential(Slow(), nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+
+
+class Net(nn.Module):
+    """Linear, on 8x8 grey images."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.flatten(1))
+        return out
+
+
+def _second() -> bool:
+    return dist.is_initialized() and dist.get_rank() == 1
+
+
+class Raising(Net):
+    """Fails in the second process."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _second() and torch.is_grad_enabled():
+            raise ValueError("no such luck")
+        return super().forward(x)
+
+
+class Dying(Net):
+    """Ends the second process without a word."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _second() and torch.is_grad_enabled():
+            os._exit(3)
+        return super().forward(x)
