@@ -171,7 +171,7 @@ def test_nothing_is_trained_into_a_folder_that_takes_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    monkeypatch.setattr(loop, "train_step", lambda *_, **__: pytest.fail("a step was made"))
+    monkeypatch.setattr(loop, "take_step", lambda *_, **__: pytest.fail("a step was made"))
     with pytest.raises(StateError, match="No space left"):
         train(make_job(tmp_path / "run"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -62,7 +61,7 @@ class Member:
         """What it says next: ("progress", a call), ("done", None) or ("failed", an error)."""
         try:
             return self.line.recv()  # type: ignore[no-any-return]
-        except (EOFError, OSError, pickle.UnpicklingError):
+        except (EOFError, OSError):
             self.process.join()
             code = self.process.exitcode
             cure = "for want of memory? The run goes on from its last saved state with --resume (resume=True)"
