@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatrock.attacks.catalog import ATTACKS
 from flatrock.core.errors import ConfigError, ModelError, in_words
@@ -29,10 +28,9 @@ from flatrock.data.npz import load as load_npz
 from flatrock.data.split import Split, fair_subset, held_out_split
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.helper import Helper
-from flatrock.engine.job import Job, Keep, ProbeOutcome
+from flatrock.engine.job import Job, Keep
 from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.schedule import SCHEDULES, Schedule
-from flatrock.evaluation.evaluate import evaluate
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
@@ -40,6 +38,7 @@ from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.helper import open_helper
 from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, recipe_hash
+from flatrock.recipes.probe import build_probe, selection_data
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.start import Start, begin
 
@@ -72,6 +71,7 @@ def build_job(
     _place(model, where, engine, rows=team.rows(min(recipe.train.batch_size, len(train))))
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     helper = open_helper(objective, model, data.class_names, fast=engine.twin)
+    threat, selection = build_threat(recipe), selection_data(recipe, split, data_folder)
     return Job(
         name=recipe.name,
         folder=target,
@@ -85,30 +85,37 @@ def build_job(
         runner=Runner(model, engine, size=team.rows(recipe.train.batch_size)),
         objective=objective,
         flatness=build_flatness(recipe),
-        threat=build_threat(recipe),
+        threat=threat,
         attack=build_attack(recipe),
-        bn_mode=recipe.attack.bn_mode,
         loader=loader,
         optimizer=build_optimizer(recipe.optimizer, model, seed),
         schedule=_schedule(recipe),
-        epochs=recipe.train.epochs,
-        max_steps=recipe.train.max_steps,
-        l1=recipe.optimizer.l1,
-        l2=recipe.optimizer.l2,
-        mixup_alpha=recipe.data.augment.mixup,
-        clean_tick=recipe.train.clean_tick,
-        probe=_probe(recipe, _selection(recipe, split, data_folder), train, where, fast=engine.compile),
-        probe_every=recipe.select.every,
-        selected_on=recipe.select.data,
-        select_metric=recipe.select.metric,
-        keep=Keep(**recipe.train.keep.model_dump()),
-        save_seconds=recipe.train.save_seconds,
-        tensorboard=recipe.train.tensorboard,
+        probe=build_probe(recipe, threat, selection, train, where, fast=engine.compile),
         helper=helper,
         start=None if start is None else start.digest,
         team=team,
         provenance=_certificate(recipe, where, split, engine, helper, start, team),
+        **_as_said(recipe),
     )
+
+
+def _as_said(recipe: Recipe) -> dict[str, Any]:
+    """What a job takes over from its recipe as it is."""
+    return {
+        "bn_mode": recipe.attack.bn_mode,
+        "epochs": recipe.train.epochs,
+        "max_steps": recipe.train.max_steps,
+        "l1": recipe.optimizer.l1,
+        "l2": recipe.optimizer.l2,
+        "mixup_alpha": recipe.data.augment.mixup,
+        "clean_tick": recipe.train.clean_tick,
+        "probe_every": recipe.select.every,
+        "selected_on": recipe.select.data,
+        "select_metric": recipe.select.metric,
+        "keep": Keep(**recipe.train.keep.model_dump()),
+        "save_seconds": recipe.train.save_seconds,
+        "tensorboard": recipe.train.tensorboard,
+    }
 
 
 def _loaded(recipe: Recipe, folder: Path | None, download: bool, progress: Progress) -> tuple[Dataset, Split]:
@@ -230,14 +237,6 @@ def check_training(model: Classifier, *, rows: int) -> None:
         )
 
 
-def _selection(recipe: Recipe, split: Split, data_folder: Path | None) -> Dataset:
-    """The data the best epoch is chosen on; the test set only when the recipe says so."""
-    chosen = split.held_out
-    if recipe.select.data == "test":
-        chosen = load_data(recipe.data.name, "test", folder=data_folder, **recipe.data.options)
-    return fair_subset(chosen, recipe.select.size)
-
-
 def _extra(recipe: Recipe, data: Dataset) -> Dataset | None:
     """The extra images; those without label need an objective and an attack that do without."""
     if recipe.data.extra is None:
@@ -269,33 +268,3 @@ def _loader(
         extra_fraction=recipe.data.extra.fraction if recipe.data.extra else 0.0,
         least=least,
     )
-
-
-def _probe(
-    recipe: Recipe, selection: Dataset, train: Dataset, device: torch.device, *, fast: bool
-) -> Callable[[nn.Module], ProbeOutcome]:
-    """Clean and robust accuracy on the selection data, and robust accuracy on as many training samples.
-
-    Attacks craft in half precision if `fast`; verdicts are always those of full precision.
-    """
-    threat = build_threat(recipe)
-    everything = torch.arange(len(selection))
-    seen = fair_subset(train, len(selection))
-    # Together: a half-precision copy takes longer to make than to ask.
-    x = torch.cat([selection.images(everything), seen.images(torch.arange(len(seen)))]).to(device)
-    y = torch.cat([selection.y, seen.y]).to(device)
-    attacks = [recipe.select.attack]
-    # A half-precision twin takes longer to make than the probe of a small network, not worth compiling, takes to run.
-    precision = "auto" if fast else "full"
-    options: dict[str, Any] = {"batch_size": recipe.evaluate.batch_size, "seed": recipe.seed, "precision": precision}
-
-    def probe(model: nn.Module) -> ProbeOutcome:
-        model.eval()
-        result = evaluate(model, x, y, threat, attacks=attacks, **options)
-        robust, trained = result.worst.double().tensor_split([len(selection)])
-        clean = result.flags["clean"][: len(selection)].double().mean()
-        classes = set() if result.predictions is None else set(result.predictions[: len(selection)].tolist())
-        collapsed = len(classes) == 1 and len(selection) > 1
-        return ProbeOutcome(float(clean), float(robust.mean()), float(trained.mean()), collapsed=collapsed)
-
-    return probe
