@@ -168,7 +168,7 @@ def test_probes_of_compiled_runs_may_craft_in_half_precision(
         asked.append(options["precision"])
         return evaluate(*args, **options)
 
-    monkeypatch.setattr("flatrock.recipes.build.evaluate", noted)
+    monkeypatch.setattr("flatrock.recipes.probe.evaluate", noted)
     recipe = load_recipe("digits_at", {"engine.compile": compiled, "data.limit": 200})
     job = build_job(recipe, folder=tmp_path / "run")
     assert 0 <= job.probe(job.model).robust <= 1
@@ -187,7 +187,7 @@ def test_one_class_for_all_held_out_images_is_a_collapse(
         flags = {"clean": torch.ones(len(x), dtype=torch.bool), "pgd-10": torch.arange(len(x)) < half // 2}
         return Result(threat={}, flags=flags, predictions=torch.cat([first, torch.full((len(x) - half,), seen)]))
 
-    monkeypatch.setattr("flatrock.recipes.build.evaluate", said)
+    monkeypatch.setattr("flatrock.recipes.probe.evaluate", said)
     job = build_job(load_recipe("digits_at", {"data.limit": 300}), folder=tmp_path / "run")
     assert job.probe(job.model) == ProbeOutcome(1.0, 0.5, 0.0, collapsed=collapsed)
 
