@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert json.loads(Path("killed/run.json").read_text())["status"] == "running"
+    shutil.copytree("killed", "elsewhere")
+    assert flatrock.train("digits_at", **TINY, folder="elsewhere", device="cpu", resume=True).status == "finished"
     run = flatrock.train("digits_at", **TINY, folder="killed", device=TWO, resume=True)
     assert run.status == "finished"
     (ours, _), (theirs, _) = load(whole.folder / "last.safetensors"), load(run.folder / "last.safetensors")
