@@ -43,7 +43,8 @@ def made_up_data(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         x = torch.randint(0, 256, (n, *source.input_shape), generator=seed.generator(), dtype=torch.uint8)
         return Dataset(name, x, torch.arange(n) % source.num_classes, source.num_classes)
 
-    monkeypatch.setattr("flatrock.recipes.build.load_data", load_data)
+    for module in ("build", "probe"):
+        monkeypatch.setattr(f"flatrock.recipes.{module}.load_data", load_data)
     return calls
 
 

@@ -44,7 +44,8 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(split)
         return load_data(name, split, **options)
 
-    monkeypatch.setattr("flatrock.recipes.build.load_data", spy)
+    for module in ("build", "probe"):
+        monkeypatch.setattr(f"flatrock.recipes.{module}.load_data", spy)
     return asked
 
 

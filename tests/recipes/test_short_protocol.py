@@ -18,7 +18,7 @@ from flatrock.core.rows import read_rows
 from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import ProbeOutcome
-from flatrock.recipes import build
+from flatrock.recipes import build, probe
 from flatrock.recipes.build import build_attack, build_threat
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.pieces import recipe_hash
@@ -66,7 +66,7 @@ def data(made_up_data: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -
     def outcome(clean: float, robust: float, train_robust: float, *, collapsed: bool) -> ProbeOutcome:
         return ProbeOutcome(clean, robust, train_robust, collapsed=False)
 
-    monkeypatch.setattr(build, "ProbeOutcome", outcome)
+    monkeypatch.setattr(probe, "ProbeOutcome", outcome)
 
 
 def flatrock(*words: str | Path) -> str:
