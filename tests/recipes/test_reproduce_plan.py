@@ -176,6 +176,28 @@ def test_a_helper_comes_first_wherever_the_runs_are() -> None:
     assert len(rows) == 4
 
 
+def test_what_a_row_begins_with_comes_first_too() -> None:
+    """Also where two rows need the same run, and one of them two runs."""
+    both = ["model.weights=runs/digits_trades"]
+    rows = plan_rows(["digits_finetune", "digits_hat", "digits_standard"], runs_dir=Path("else"))
+    assert names(rows) == ["digits_standard", "digits_finetune", "digits_hat"]
+    assert rows[1].recipe.model.weights == rows[2].recipe.objective.options["helper"] == "else/digits_standard"
+    assert recipe_hash(rows[1].recipe) == recipe_hash(load_recipe("digits_finetune"))
+    (told,) = fault("digits_finetune", "digits_at")
+    assert "model.weights: there is no run runs/digits_standard; name digits_standard too, it will come first" in told
+    faults = fault("digits_hat", overrides=both)
+    assert [text.split(": ")[1] for text in faults] == ["objective.helper", "model.weights"]
+
+
+def test_a_row_that_has_begun_needs_its_beginning_no_more() -> None:
+    train_recipe("digits_standard", folder="runs/digits_standard", device="cpu", **SMALL)
+    train_recipe("digits_finetune", folder="runs/digits_finetune", device="cpu")
+    RunFolder(Path("runs/digits_finetune")).write_info(status="running")
+    shutil.rmtree("runs/digits_standard")
+    (row,) = plan_rows(["digits_finetune"])
+    assert row.left() == ["train", "best"]
+
+
 def test_a_helper_that_is_nowhere_is_told_before() -> None:
     (told,) = fault("digits_hat", "digits_at")
     assert told == (

@@ -15,27 +15,29 @@ from flatrock.core.records import Run
 from flatrock.core.registry import unknown
 from flatrock.data.catalog import default_folder, found, how_to_get, info
 from flatrock.engine.folder import RunFolder, differences
-from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
 from flatrock.recipes.results import CHECKPOINTS, is_evaluated, leaves, stored_recipe
-from flatrock.recipes.schema import Named, Recipe
+from flatrock.recipes.schema import Recipe
+from flatrock.recipes.source import built_on, sources
+from flatrock.recipes.start import start_fault
 
 Overrides = Iterable[str] | Mapping[str, Any]
 NEW = "new"
+SOURCE_FAULTS = {"objective.helper": helper_fault, "model.weights": start_fault}
 # The longest part of a folder's name that says how a recipe was changed.
 CHANGES = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A row to be: its recipe, its run folder, the epochs that are evaluated, the folder of the row it needs first."""
+    """A row to be: its recipe, its run folder, the epochs that are evaluated, the folders of rows it needs first."""
 
     recipe: Recipe
     folder: Path
     ends: tuple[str, ...] = ("best",)
-    helper: Path | None = None
+    needs: tuple[Path, ...] = ()
 
     @property
     def status(self) -> str:
@@ -88,7 +90,7 @@ def plan_rows(
             place = runs_dir / _run_name(recipe, plain, numbered=bool(seeds))
             ends = ("best", "last") if recipe.name in last else ("best",)
             rows.append(Planned(recipe=recipe, folder=place, ends=ends))
-    rows = [_with_helper(row, rows, runs_dir) for row in rows]
+    rows = [_with_sources(row, rows, runs_dir) for row in rows]
     for row in rows:
         for fault in _faults(row, rows, data_dir, download):
             faults.setdefault(fault, []).append(row.folder.name)
@@ -142,25 +144,18 @@ def _run_name(recipe: Recipe, plain: Recipe | None, *, numbered: bool) -> str:
     return "-".join([recipe.name, *([safe] if safe else []), *seed])
 
 
-def _with_helper(row: Planned, rows: Sequence[Planned], runs_dir: Path) -> Planned:
-    """HAT's helper: the run of its name among the rows (of the lowest seed), else beside them, else where it says."""
-    if not _needs_helper(row.recipe):
-        return row
-    said = Path(str(row.recipe.objective.options["helper"]))
-    usual = said.parent == DEFAULT_RUNS
-    asked = [r for r in rows if r.folder == said or (usual and r.recipe.name == said.name)]
-    beside = runs_dir / said.name
-    if asked:
-        place = min(asked, key=lambda r: r.recipe.seed).folder
-    else:
-        place = beside if usual and beside.exists() else said
-    objective = Named.model_validate({**row.recipe.objective.model_dump(), "helper": str(place)})
-    recipe = row.recipe.model_copy(update={"objective": objective})
-    return replace(row, recipe=recipe, helper=place if asked else None)
-
-
-def _needs_helper(recipe: Recipe) -> bool:
-    return "helper" in OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).passes
+def _with_sources(row: Planned, rows: Sequence[Planned], runs_dir: Path) -> Planned:
+    """Runs that a recipe is built on: those of their name among the rows (of the lowest seed), else beside them."""
+    recipe, needs = row.recipe, []
+    for key, said in sources(recipe).items():
+        usual, beside = said.parent == DEFAULT_RUNS, runs_dir / said.name
+        asked = [r for r in rows if r.folder == said or (usual and r.recipe.name == said.name)]
+        if asked:
+            needs.append(min(asked, key=lambda r: r.recipe.seed).folder)
+            recipe = built_on(recipe, key, needs[-1])
+        elif usual and beside.exists():
+            recipe = built_on(recipe, key, beside)
+    return replace(row, recipe=recipe, needs=tuple(needs))
 
 
 def _faults(row: Planned, rows: Sequence[Planned], data_dir: Path | None, download: bool) -> list[str]:
@@ -173,7 +168,7 @@ def _faults(row: Planned, rows: Sequence[Planned], data_dir: Path | None, downlo
             return faults
     except FlatrockError as error:
         return [str(error)]
-    return [*_data_faults(row.recipe, data_dir, download), *_helper_faults(row)]
+    return [*_data_faults(row.recipe, data_dir, download), *_source_faults(row)]
 
 
 def _folder_faults(row: Planned) -> list[str]:
@@ -206,26 +201,32 @@ def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[
     return faults
 
 
-def _helper_faults(row: Planned) -> list[str]:
-    """A helper that is not among the rows must be there, and fit."""
-    if row.helper is not None or row.status not in (NEW, "running") or not _needs_helper(row.recipe):
-        return []
-    place = Path(str(row.recipe.objective.options["helper"]))
-    if not place.exists() and place.name in recipe_names():
-        return [f"objective.helper: there is no run {place}; name {place.name} too, it will come first"]
-    fault = helper_fault(row.recipe)
-    return [] if fault is None else [fault]
+def _source_faults(row: Planned) -> list[str]:
+    """What a recipe is built on must be there, and fit, unless it is among the rows."""
+    faults: list[str] = []
+    for key, place in sources(row.recipe).items():
+        has_own = key == "model.weights" and RunFolder(row.folder).begun()
+        if has_own or place in row.needs or row.status not in (NEW, "running"):
+            continue
+        if not place.exists() and place.name in recipe_names():
+            faults.append(f"{key}: there is no run {place}; name {place.name} too, it will come first")
+        elif fault := SOURCE_FAULTS[key](row.recipe):
+            faults.append(fault)
+    return faults
 
 
 def _ordered(rows: Sequence[Planned]) -> list[Planned]:
     """In the order given, but what a row needs comes before it."""
     by_folder = {row.folder: row for row in rows}
     done: dict[Path, Planned] = {}
+
+    def place(row: Planned, waiting: frozenset[Path]) -> None:
+        for folder in row.needs:
+            if folder not in done and folder not in waiting:
+                place(by_folder[folder], waiting | {row.folder})
+        done[row.folder] = row
+
     for row in rows:
-        chain: list[Planned] = []
-        needed: Planned | None = row
-        while needed is not None and needed.folder not in done and needed not in chain:
-            chain.append(needed)
-            needed = by_folder.get(needed.helper) if needed.helper is not None else None
-        done |= {one.folder: one for one in reversed(chain)}
+        if row.folder not in done:
+            place(row, frozenset([row.folder]))
     return list(done.values())

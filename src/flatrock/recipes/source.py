@@ -9,10 +9,11 @@ from typing import Any
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.engine.folder import RunFolder
 from flatrock.models.classifier import Classifier
+from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.load import recipe_names
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.restore import facts, open_checkpoint, restored
-from flatrock.recipes.schema import Recipe
+from flatrock.recipes.schema import Named, Network, Recipe
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,23 @@ def open_run(source: Path) -> NamedRun:
         )
     about = {**facts(path, recipe, meta), "run": path.absolute().parent.name, "objective": recipe.objective.name}
     return NamedRun(network, recipe, path, meta["class_names"], about)
+
+
+def sources(recipe: Recipe) -> dict[str, Path]:
+    """What a recipe is built on, by the key that names it: runs, or files."""
+    found: dict[str, Path] = {}
+    if "helper" in OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).passes:
+        found["objective.helper"] = Path(str(recipe.objective.options["helper"]))
+    if recipe.model.weights is not None:
+        found["model.weights"] = Path(recipe.model.weights)
+    return found
+
+
+def built_on(recipe: Recipe, key: str, place: Path) -> Recipe:
+    """The recipe with another place of what `key` names."""
+    section, _, name = key.partition(".")
+    old: Named | Network = getattr(recipe, section)
+    return recipe.model_copy(update={section: type(old).model_validate({**old.model_dump(), name: str(place)})})
 
 
 def how_to_train(source: Path, otherwise: str) -> str:
