@@ -19,6 +19,7 @@ from flatrock.evaluation.evaluate import evaluate as _evaluate
 from flatrock.models.catalog import create_model
 
 if TYPE_CHECKING:
+    from flatrock.core.device import Devices
     from flatrock.models.classifier import Classifier
     from flatrock.recipes.reproduce import Outcome
 
@@ -96,7 +97,7 @@ def reproduce(
     seeds: Sequence[int] = (),
     data_dir: str | Path | None = None,
     download: bool = False,
-    device: str = "auto",
+    device: Devices = "auto",
     limit_minutes: float | None = None,
     progress: Progress | bool | None = None,
     **overrides: Any,

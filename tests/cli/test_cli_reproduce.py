@@ -71,10 +71,10 @@ def test_rows_page_and_words(finished: Path) -> None:
     page = (finished / "runs" / "reproduce.md").read_text()
     assert page.splitlines()[2].startswith("Written by `flatrock reproduce digits_standard digits_at train.epochs=3 ")
     assert "| digits_at, changed |" in page and "](reproduce-other.png)" in page
-    assert "## Making it again" in page
+    assert "## Making the rows last made again" in page
     output = (finished / "output").read_text()
     assert output.count("row 1/2 digits_standard  runs/") == output.count("row 2/2 digits_at  runs/") == 1
-    assert "(about 0:00:0" in output.split("row 2/2")[1], "after one row it is known how long a row takes"
+    assert "(about 0:0" in output.split("row 2/2")[1], "after one row it is known how long a row takes"
     assert "left if" not in output.split("row 2/2")[0]
     assert output.count("┃ recipe") == 2, "the table after each row"
     assert "papers print no difference between two of these rows" in output
@@ -183,7 +183,41 @@ def test_faults_are_told_before_any_work(here: Path) -> None:
     (here / "mine.json").write_text("{}")
     assert "expected 'flatrock.results/1'" in refusal(flatrock("reproduce", "digits_at", "--out", "old.json"))
     assert "exists and is no results file" in refusal(flatrock("reproduce", "digits_at", "--out", "mine.json"))
-    assert set(tree(here)) == {"old.json", "mine.json"}
+    (here / "notes.md").write_text("# My own notes\n")
+    refused = refusal(flatrock("reproduce", "digits_at", "--page", "notes.md"))
+    assert "notes.md is no page that flatrock wrote, and is left alone" in refused
+    assert set(tree(here)) == {"old.json", "mine.json", "notes.md"}
+
+
+def test_what_is_not_alike_has_rows_of_its_own(here: Path) -> None:
+    """Recipes of one's own by their hash, others by what was changed: weights, attacks, and what they begin with."""
+    (here / "my.yaml").write_text("base: digits_standard\n")
+    for words in (("my.yaml",), ("my.yaml", "optimizer.lr=0.3"), ("digits_standard", "evaluate.attacks=[fgsm]")):
+        done = flatrock("reproduce", *TINY, *words, *CPU)
+        assert done.exit_code == 0, done.output
+    rows = read_rows(here / "runs/reproduce.json") or []
+    assert [(row.recipe, row.own) for row in rows] == [("my", True), ("my", True), ("digits_standard", False)]
+    assert rows[0].recipe_hash != rows[1].recipe_hash
+    assert any(change.startswith("evaluate.attacks: ['fgsm'] instead of") for change in rows[2].changes)
+    assert "--page" not in (here / "runs/reproduce.md").read_text()
+
+
+def test_any_error_of_a_row_ends_that_row_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = engine.evaluate_run
+
+    def out_of_memory(run: Any, **how: Any) -> Any:
+        if "standard" in run.folder.name:
+            raise RuntimeError("no memory left")
+        return evaluate(run, **how)
+
+    monkeypatch.setattr(engine, "evaluate_run", out_of_memory)
+    done = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    assert done.exit_code == 1
+    (place,) = (here / "runs").glob("digits_standard-*/failure.txt")
+    assert "no memory left" in place.read_text() and "out_of_memory" in place.read_text()
+    assert f"(where: {place.relative_to(here)})" in done.output.replace("\n", "")
+    rows = read_rows(here / "runs/reproduce.json") or []
+    assert [(row.recipe, len(row.scores)) for row in rows] == [(NAMES[0], 0), (NAMES[1], 1)]
 
 
 def test_a_plan_writes_nothing(finished: Path, here: Path) -> None:

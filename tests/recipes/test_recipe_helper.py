@@ -197,12 +197,16 @@ def test_results_tell_of_a_helper_the_library_does_not_name(standard: Path, tmp_
         train_recipe(hat(helper), folder=folder / "run", device="cpu")
         told = [c for c in collect_run(folder / "run").changes if c.startswith("objective.helper")]
         (text,) = told  # trained with fewer samples than the library says
-        assert text.endswith("instead of 'digits_standard'")
+        assert text.startswith("objective.helper: digits_standard, changed (")
+        assert text.endswith(") instead of digits_standard")
     whole = load_recipe("digits_hat")
     named = {"recipe": "digits_standard", "recipe_hash": recipe_hash(load_recipe("digits_standard"))}
     assert other_sources(whole, {"helper": named}) == []
     assert other_sources(whole, {"helper": {**named, "recipe": "digits_at"}}) != []
     assert other_sources(whole, {}) == []
+    seeded = {**named, "recipe_hash": recipe_hash(load_recipe("digits_standard", ["seed=3"])), "seed": 3}
+    assert other_sources(whole, {"helper": seeded}) == [], "the seed of a source is as free as that of the recipe"
+    assert len(other_sources(whole, {"helper": {**seeded, "seed": 0}})) == 1
 
 
 def test_the_library_names_helpers_that_can_be_trained() -> None:

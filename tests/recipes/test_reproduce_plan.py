@@ -11,7 +11,7 @@ from results_cases import fake_run
 
 from flatrock.core.errors import ConfigError
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.load import recipe_names, table_rows
+from flatrock.recipes.load import load_recipe, recipe_names, table_rows
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.reproduce_plan import Planned, plan_rows
 from flatrock.recipes.train import train_recipe
@@ -187,6 +187,23 @@ def test_what_a_row_begins_with_comes_first_too() -> None:
     assert "model.weights: there is no run runs/digits_standard; name digits_standard too, it will come first" in told
     faults = fault("digits_hat", overrides=both)
     assert [text.split(": ")[1] for text in faults] == ["objective.helper", "model.weights"]
+
+
+def test_keys_that_decide_no_number_are_in_no_name() -> None:
+    (row,) = plan_rows(["digits_at"], ["train.save_seconds=1", "train.tensorboard=false"])
+    assert row.folder == Path("runs/digits_at")
+    (row,) = plan_rows(["digits_at"], ["evaluate.attacks=[fgsm]"])
+    assert row.folder.name.startswith("digits_at-evaluate.attacks=_fgsm_-")
+    train_recipe("digits_standard", folder="a", device="cpu", **SMALL)
+    shutil.copytree("a", "b")
+    found = [plan_rows(["digits_at"], [f"model.weights={place}"])[0].folder for place in ("a", "b")]
+    assert found == [Path("runs/digits_at-model.weights=a"), Path("runs/digits_at-model.weights=b")]
+
+
+def test_a_recipe_does_not_wait_for_itself() -> None:
+    Path("my.yaml").write_text("base: digits_at\nmodel: {weights: runs/my}\n")
+    (told,) = fault("my.yaml")
+    assert "model.weights: there is no run folder, checkpoint or weights file runs/my" in told
 
 
 def test_a_row_that_has_begun_needs_its_beginning_no_more() -> None:

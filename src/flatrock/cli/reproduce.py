@@ -18,7 +18,7 @@ from flatrock.cli.reproduce_table import Prepared, prepare
 from flatrock.cli.results import tell_changes
 from flatrock.cli.shared import seeds_of
 from flatrock.cli.train import tell_run
-from flatrock.core.device import pick_device
+from flatrock.core.device import each_device, named_devices, pick_device
 from flatrock.core.provenance import device_name
 from flatrock.core.records import Result, Run
 from flatrock.core.rows import Row
@@ -51,7 +51,7 @@ Figures = Annotated[
 Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2: a row each, in <run folder>-seed<N>")]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Download = Annotated[bool, typer.Option("--download", help="fetch missing data")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda; all, or cuda:0,cuda:1: they share the work")]
 Limit = Annotated[
     float | None, typer.Option(min=0, help="begin no training and no evaluation after so many minutes; exit code 3")
 ]
@@ -84,7 +84,7 @@ def run(
             seeds=() if seeds is None else seeds_of(seeds),
             data_dir=data_dir,
             download=download,
-            device=device,
+            device=named_devices(device),
         )
         if dry_run:
             _tell_plan(table)
@@ -158,7 +158,7 @@ def _tell_outcome(table: Prepared, outcome: Outcome) -> None:
     }
     for key in filter(lines.get, lines):
         say("\n".join([f"of the differences papers print, {key}:", *(f"  {line}" for line in lines[key])]))
-    if not any(lines.values()):
+    if outcome.rows and not any(lines.values()):
         say("papers print no difference between two of these rows as their recipes say")
     for planned in outcome.left:
         say(("not made ", "yellow"), f"{planned.folder.name}: no time was left; the same command goes on")
@@ -168,7 +168,7 @@ def _tell_outcome(table: Prepared, outcome: Outcome) -> None:
 
 def _tell_plan(table: Prepared) -> None:
     """What is done, what is left, and how long training will take."""
-    where = pick_device(table.device)
+    where = pick_device(each_device(table.device)[0])
     lines, times = [], list[float | None]()
     for row in table.rows:
         left, status = row.left(), row.status

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatrock.cli.shared import check_json, check_page
-from flatrock.core.device import pick_device
+from flatrock.cli.shared import check_json, check_out, check_page
+from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.progress import Progress
 from flatrock.core.rows import SCHEMA, Row, read_rows
 from flatrock.recipes.pieces import DEFAULT_RUNS
@@ -30,7 +30,7 @@ class Prepared:
     papers: Path | None
     data_dir: Path | None
     download: bool
-    device: str
+    device: Devices
     command: str
 
     def known(self) -> list[Row]:
@@ -74,7 +74,7 @@ def prepare(
     seeds: Sequence[int] = (),
     data_dir: Path | None = None,
     download: bool = False,
-    device: str = "auto",
+    device: Devices = "auto",
 ) -> Prepared:
     """Look at everything a table needs before any work is done; what is wrong with its recipes is told at once."""
     names, overrides = list(names), overrides if isinstance(overrides, Mapping) else list(overrides)
@@ -84,7 +84,9 @@ def prepare(
     if out.exists():
         read_rows(out)  # one that is damaged is refused now, not after the first row
     check_page(page, page.with_suffix(".png"), option="--page")
-    pick_device(device)
+    check_out(runs_dir / "run", option="--runs-dir")
+    for one in each_device(device):
+        pick_device(one)
     rows = plan_rows(
         names,
         overrides,
@@ -94,6 +96,7 @@ def prepare(
         data_dir=data_dir,
         download=download,
     )
+    places = {"--runs-dir": runs_dir, "--out": out, "--page": page, "--papers": papers}
     return Prepared(
         rows=rows,
         out=out,
@@ -102,13 +105,20 @@ def prepare(
         data_dir=data_dir,
         download=download,
         device=device,
-        command=_command(names, overrides, seeds),
+        command=_command(names, overrides, seeds, places),
     )
 
 
-def _command(names: Sequence[str], overrides: Overrides, seeds: Sequence[int]) -> str:
-    """What makes the same rows in a terminal."""
+def _command(
+    names: Sequence[str], overrides: Overrides, seeds: Sequence[int], places: Mapping[str, Path | None]
+) -> str:
+    """What makes the same rows in a terminal; places that are the usual ones go without saying."""
     if isinstance(overrides, Mapping):
-        overrides = [f"{key.replace('__', '.')}={value}" for key, value in leaves(overrides).items()]
-    words = [*names, *overrides, *(["--seeds", ",".join(map(str, seeds))] if seeds else [])]
+        found = {key.replace("__", "."): value for key, value in leaves(overrides).items()}
+        overrides = [f"{key}={'null' if value is None else value}" for key, value in found.items()]
+    runs, out = places["--runs-dir"] or DEFAULT_RUNS, places["--out"]
+    usual = {"--runs-dir": DEFAULT_RUNS, "--out": runs / "reproduce.json", "--papers": None}
+    usual["--page"] = None if out is None else out.with_suffix(".md")
+    said = [word for key, place in places.items() if place != usual[key] for word in (key, str(place))]
+    words = [*names, *overrides, *(["--seeds", ",".join(map(str, seeds))] if seeds else []), *said]
     return f"flatrock reproduce {shlex.join(words)}"

@@ -29,9 +29,9 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
         check_json(out, SCHEMA, "results file")
         rows = [collect_run(path) for path in runs]
         if twice := repeated(rows):
-            recipe, seed, changes = twice[0].key
-            told = f", changed alike ({'; '.join(changes)})" if changes else ""
-            raise ConfigError(f"two runs have the same recipe and seed: {recipe}, {seed}{told}; name one of them")
+            row = twice[0]
+            told = f", changed alike ({'; '.join(row.changes)})" if row.changes else ""
+            raise ConfigError(f"two runs have the same recipe and seed: {row.recipe}, {row.seed}{told}; name one")
         if add and out.exists():
             rows = added(read_rows(out) or [], rows)
         show(overview(rows))

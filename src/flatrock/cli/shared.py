@@ -15,6 +15,8 @@ from flatrock.core.numbers import number
 from flatrock.recipes.foreign_model import out_faults
 
 T = TypeVar("T")
+# How the pages of commands begin, below their title.
+PAGE = "Written by `flatrock "
 
 
 def recognised(files: Sequence[Path], read: Callable[[Path], T | None], command: str) -> list[tuple[Path, T]]:
@@ -78,10 +80,13 @@ def check_json(out: Path, schema: str, what: str) -> None:
 
 
 def check_page(out: Path, *pictures: Path, option: str = "--out") -> None:
-    """As check_out, of a page that is written anew every time: nothing but a page can be lost."""
+    """As check_out, of a page that is written anew every time; nothing but such a page is replaced."""
     check_out(out, *pictures, option=option)
+    name = option.removeprefix("--")
     if out.suffix != ".md":
-        raise ConfigError(f"{option.removeprefix('--')}: {out} must end in .md")
+        raise ConfigError(f"{name}: {out} must end in .md")
+    if out.exists() and PAGE not in out.read_text(errors="replace")[:1000]:
+        raise ConfigError(f"{name}: {out} is no page that flatrock wrote, and is left alone; choose another name")
 
 
 def beside(sources: Sequence[Path], name: str) -> Path:

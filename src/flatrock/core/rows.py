@@ -77,7 +77,8 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """One run. `changes` are the keys in which its recipe differs from the library's of that name, other than the seed.
+    """One run. `changes` are the keys in which its recipe differs from the library's of that name, other than the seed;
+    a recipe of one's own has none to differ from, only its hash tells it from others of its name.
 
     `selection` holds the epochs `best` and `last` (`average_best`, `average_last`) with their accuracies on the
     selection data and, as `curve`, those of every epoch probed; `training` seconds and memory, `scores` the evaluation
@@ -97,6 +98,7 @@ class Row:
     findings: tuple[str, ...]
     provenance: Mapping[str, Any]
     scores: Mapping[str, Score]
+    own: bool = False
 
     @property
     def main(self) -> str | None:
@@ -105,9 +107,9 @@ class Row:
         return wanted if wanted in self.scores else None
 
     @property
-    def key(self) -> tuple[str, int, tuple[str, ...]]:
+    def key(self) -> tuple[str, int, tuple[str, ...], str]:
         """What there can be one of: a recipe that was changed is another one."""
-        return self.recipe, self.seed, self.changes
+        return self.recipe, self.seed, self.changes, self.recipe_hash if self.own else ""
 
     @property
     def comparable(self) -> bool:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatrock.core.device import free_memory, pick_device
-from flatrock.core.errors import FlatrockError, StateError
+from flatrock.core.device import Devices, each_device, free_memory, pick_device
+from flatrock.core.errors import FlatrockError, StateError, in_words
+from flatrock.core.files import write_atomic
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result, Run
 from flatrock.core.rows import Row, added, read_rows, write_rows
+from flatrock.data.catalog import load_data
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.journal import discard
 from flatrock.recipes.evaluate import evaluate_run, store_result
@@ -54,7 +58,7 @@ class Means:
 
     data_dir: Path | None = None
     download: bool = False
-    device: str = "auto"
+    device: Devices = "auto"
     deadline: float | None = None
     progress: Progress
 
@@ -74,7 +78,7 @@ def reproduce_rows(
     *,
     data_dir: Path | None = None,
     download: bool = False,
-    device: str = "auto",
+    device: Devices = "auto",
     limit_minutes: float | None = None,
     progress: Progress | None = None,
     listener: Listener | None = None,
@@ -98,9 +102,9 @@ def reproduce_rows(
         except _OutOfTime:
             left.append(one)
             continue
-        except FlatrockError as error:
-            problems[one.folder] = str(error)
-            told.failed(one, str(error))
+        except Exception as error:  # whatever it is, of a network or a GPU: the other rows are made
+            problems[one.folder] = str(error) if isinstance(error, FlatrockError) else _traced(one, error)
+            told.failed(one, problems[one.folder])
             rows += _as_it_is(one)
         write_rows(out, added((read_rows(out) or []) if out.exists() else [], rows))
         told.added(one, rows)
@@ -115,6 +119,9 @@ def _row(planned: Planned, means: Means, told: Listener) -> Row:
     for name in planned.unevaluated(run):
         if means.late:
             raise _OutOfTime
+        if means.download:  # a run that was trained elsewhere has brought no data
+            data = planned.recipe.data
+            load_data(data.name, "test", folder=means.data_dir, download=True, **data.options)
         result = evaluate_run(
             run,
             which=name,
@@ -140,9 +147,9 @@ def _run(planned: Planned, means: Means, told: Listener) -> Run:
         raise StateError(f"{why}. It failed before and is not tried again; remove {planned.folder} to train it anew")
     if status not in (NEW, "running"):
         return folder.run()
-    device = pick_device(means.device)
-    if device.type == "cuda":
-        free_memory(device)  # what the row before took is not this one's peak
+    for device in map(pick_device, each_device(means.device)):
+        if device.type == "cuda":
+            free_memory(device)  # what the row before took is not this one's peak
     # Killed before its first state was whole, a run has nothing to lose.
     stored = folder.state.exists() or folder.older_state.exists() or folder.metrics.exists()
     run = train_recipe(
@@ -157,6 +164,14 @@ def _run(planned: Planned, means: Means, told: Listener) -> Run:
     )
     told.trained(planned, run)
     return run
+
+
+def _traced(planned: Planned, error: Exception) -> str:
+    """An error that is not of ours, in words; where it came from is kept in the run folder."""
+    place = RunFolder(planned.folder).failure
+    with suppress(FlatrockError):
+        write_atomic(place, "".join(traceback.format_exception(error)).encode())
+    return f"{in_words(error)} (where: {place})"
 
 
 def _as_it_is(planned: Planned) -> list[Row]:

@@ -18,7 +18,7 @@ from flatrock.engine.folder import RunFolder, differences
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
-from flatrock.recipes.results import CHECKPOINTS, is_evaluated, leaves, stored_recipe
+from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged, stored_recipe
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import built_on, sources
 from flatrock.recipes.start import start_fault
@@ -133,9 +133,8 @@ def _plain(name: str) -> Recipe | None:
 
 def _run_name(recipe: Recipe, plain: Recipe | None, *, numbered: bool) -> str:
     """The recipe's name and what was changed in it: a run of another recipe never lies in the same folder."""
-    own, known = leaves(recipe.resolved()), {} if plain is None else leaves(plain.resolved())
-    free = [key for key in own if key.startswith("about.") or key in ("name", "seed")]
-    keys = sorted(key for key in own.keys() | known.keys() if key not in free and own.get(key) != known.get(key))
+    own, known = _named(recipe), {} if plain is None else _named(plain)
+    keys = sorted(key for key in own.keys() | known.keys() if key != "seed" and own.get(key) != known.get(key))
     said = "-".join(f"{key}={own.get(key)}" for key in keys)
     safe = re.sub(r"[^\w.=+-]+", "_", said)
     if safe != said or len(said) > CHANGES:
@@ -144,12 +143,18 @@ def _run_name(recipe: Recipe, plain: Recipe | None, *, numbered: bool) -> str:
     return "-".join([recipe.name, *([safe] if safe else []), *seed])
 
 
+def _named(recipe: Recipe) -> dict[str, Any]:
+    """What decides a row, and where what it is built on lies."""
+    return judged(recipe) | {key: str(place) for key, place in sources(recipe).items()}
+
+
 def _with_sources(row: Planned, rows: Sequence[Planned], runs_dir: Path) -> Planned:
     """Runs that a recipe is built on: those of their name among the rows (of the lowest seed), else beside them."""
     recipe, needs = row.recipe, []
     for key, said in sources(recipe).items():
         usual, beside = said.parent == DEFAULT_RUNS, runs_dir / said.name
-        asked = [r for r in rows if r.folder == said or (usual and r.recipe.name == said.name)]
+        others = [other for other in rows if other.folder != row.folder]
+        asked = [r for r in others if r.folder == said or (usual and r.recipe.name == said.name)]
         if asked:
             needs.append(min(asked, key=lambda r: r.recipe.seed).folder)
             recipe = built_on(recipe, key, needs[-1])
@@ -180,16 +185,11 @@ def _folder_faults(row: Planned) -> list[str]:
         return []
     there = str(folder.read_info()["recipe_hash"])
     stored = stored_recipe(folder) if folder.recipe.exists() else None
-    odd = [] if stored is None else differences(_judged(row.recipe), _judged(stored))
+    odd = [] if stored is None else differences(judged(row.recipe), judged(stored))
     if there == recipe_hash(row.recipe) and not odd:
         return []
     told = f": {'; '.join(odd[:3])}{' ...' if len(odd) > 3 else ''}" if odd else ""
     return [f"{row.folder} is a run of another recipe{told}; remove it, or {elsewhere}"]
-
-
-def _judged(recipe: Recipe) -> dict[str, Any]:
-    """The keys that decide the weights, and what is asked of them."""
-    return {**recipe.training_keys(), "evaluate": {"attacks": recipe.resolved()["evaluate"]["attacks"]}}
 
 
 def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[str]:

@@ -63,6 +63,7 @@ def collect_run(path: Path) -> Row:
         provenance={k: certificate.get(k) for k in CERTIFICATE}
         | {k: v for k, v in (("resumed", resumed), *((k, certificate.get(k)) for k in SOURCES)) if v},
         scores={} if run.status == "failed" else _scores(path, str(info["recipe_hash"]), run),
+        own=recipe.name not in library(),
     )
 
 
@@ -72,13 +73,18 @@ def protocol(name: str) -> str:
     return found[1] if found else ""
 
 
+def judged(recipe: Recipe) -> dict[str, Any]:
+    """What decides the numbers of a row: the keys that decide the weights, and the attacks, by their dotted names."""
+    return leaves({**recipe.training_keys(), "evaluate": {"attacks": recipe.resolved()["evaluate"]["attacks"]}})
+
+
 def changes(recipe: Recipe) -> list[str]:
-    """The keys that decide the weights in which a recipe is not the library's of that name; the seed is free."""
+    """In what a recipe is not the library's of that name; the seed is free, and sources are told by other_sources."""
     if recipe.name not in library():
         return []
-    own, known = (leaves(r.training_keys()) for r in (recipe, load_recipe(recipe.name, {"seed": recipe.seed})))
+    own, known = (judged(r) for r in (recipe, load_recipe(recipe.name, {"seed": recipe.seed})))
     keys = [key for key in sorted(own.keys() | known.keys()) if own.get(key) != known.get(key)]
-    return [f"{key}: {own.get(key)!r} instead of {known.get(key)!r}" for key in keys]
+    return [f"{key}: {own.get(key)!r} instead of {known.get(key)!r}" for key in keys if key not in SOURCES.values()]
 
 
 def other_sources(recipe: Recipe, certificate: Mapping[str, Any]) -> list[str]:
@@ -89,12 +95,15 @@ def other_sources(recipe: Recipe, certificate: Mapping[str, Any]) -> list[str]:
     named = {"helper": known.objective.options.get("helper"), "start": known.model.weights}
     told = []
     for kind, key in SOURCES.items():
-        there, wanted = certificate.get(kind), Path(named[kind] or "").name
-        if not there or not wanted:  # one that the library does not name is a change of the recipe
-            continue
-        if (there.get("recipe"), there.get("recipe_hash")) != (wanted, recipe_hash(load_recipe(wanted))):
-            found = f"{there['recipe']!r} (hash {there['recipe_hash']})" if "recipe" in there else repr(there["file"])
-            told.append(f"{key}: {found} instead of {wanted!r}")
+        there, wanted = certificate.get(kind) or {}, Path(named[kind] or "").name
+        alike = bool(wanted) and there.get("recipe") == wanted
+        if alike:
+            asked = load_recipe(wanted, {k: v for k, v in there.items() if k == "seed"})
+            if there.get("recipe_hash") == recipe_hash(asked):
+                continue
+        if there:
+            name = f"{there['recipe']}{', changed' if alike else ''}" if "recipe" in there else there["file"]
+            told.append(f"{key}: {name} ({str(there.get('weights'))[:12]}) instead of {wanted or 'none'}")
     return told
 
 

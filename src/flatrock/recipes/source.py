@@ -29,6 +29,8 @@ class NamedRun:
 
 def open_run(source: Path) -> NamedRun:
     """The best epoch of a finished run (see open_checkpoint), or a checkpoint file; not chosen on the test set."""
+    if source.is_dir() and not RunFolder(source).info.is_file():
+        raise StateError(f"{source} is no run folder, it has no run.json; name a run, one of its checkpoints or a file")
     if source.is_dir() and RunFolder(source).read_info()["status"] == "running":
         raise StateError(f"run {source} is not finished; train on with --resume, or name one of its checkpoints")
     path, tensors, meta = open_checkpoint(source)
@@ -38,7 +40,8 @@ def open_run(source: Path) -> NamedRun:
             f"the epoch of {path} was chosen on the test set, and so would be every number that "
             "follows; name a run that held images out for that, or the last epoch of this one"
         )
-    about = {**facts(path, recipe, meta), "run": path.absolute().parent.name, "objective": recipe.objective.name}
+    about = {**facts(path, recipe, meta), "seed": recipe.seed, "objective": recipe.objective.name}
+    about["run"] = path.absolute().parent.name
     return NamedRun(network, recipe, path, meta["class_names"], about)
 
 

@@ -16,7 +16,7 @@ OPENING = """\
 # Results
 
 Written by `{command}`; no number on this page is typed by hand. Ours come
-from the files `flatrock results` makes of runs, the papers' from `reports/papers.yaml` of flatrock or one of yours.
+from results files, which flatrock makes of runs, the papers' from `reports/papers.yaml` of flatrock or one of yours.
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
 the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
@@ -64,7 +64,11 @@ def results_page(
             markdown(overview(others)),
             *_remarks(others, {}),
         ]
-    parts += ["## Adding a row", HOW] if command == COMMAND else ["## Making it again", f"```sh\n{command}\n```"]
+    parts += (
+        ["## Adding a row", HOW]
+        if command == COMMAND
+        else ["## Making the rows last made again", f"```sh\n{command}\n```"]
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,9 +140,10 @@ def overview(rows: Sequence[Row]) -> Table:
     names = ["clean", *names]
     lines = []
     for name, row in zip(row_names(rows), rows, strict=True):
-        found = row.scores[row.main].accuracy if row.main else {}
-        speed = row.training["seconds_per_epoch"]
-        lines.append((name, *(percent(found.get(a)) for a in names), _seconds(speed)))
+        main = row.scores[row.main] if row.main else None
+        found, star = (main.accuracy, "*" if main.marks else "") if main else ({}, "")
+        cells = (percent(found.get(a)) + (star if a in found else "") for a in names)
+        lines.append((name, *cells, _seconds(row.training["seconds_per_epoch"])))
     return Table(("recipe", *names, "s/epoch"), tuple(lines))
 
 
