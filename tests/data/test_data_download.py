@@ -131,7 +131,7 @@ def test_a_server_without_ranges_means_starting_again(site: Site, tmp_path: Path
     (tmp_path / "file.bin.part").write_bytes(b"x" * 1000)
     assert fetch(_remote(site.url()), tmp_path, Silent()).read_bytes() == CONTENT
     assert site.asked[0] == ("/good", "bytes=1000-")
-    assert site.sent[-1] == len(CONTENT)
+    assert max(site.sent) == len(CONTENT)  # a first answer may be noted late
 
 
 def test_a_broken_connection_is_taken_up_again(site: Site, tmp_path: Path) -> None:

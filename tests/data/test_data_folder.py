@@ -105,7 +105,7 @@ def test_damaged_image_is_named(damage: str, root: Path) -> None:
 
 def test_sixteen_bit_image_is_refused_not_clipped(root: Path) -> None:
     Image.fromarray(np.full((4, 5), 4000, dtype=np.uint16)).save(root / "train" / "cat" / "1.png")
-    with pytest.raises(DataError, match=r"cat/1\.png has more than 8 bits per channel \(mode I;16"):
+    with pytest.raises(DataError, match=r"cat/1\.png has mode I;16, which is not read; save it as RGB or grey, 8 bits"):
         folder.load("train", root)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +165,25 @@ def test_damaged_files_are_named_when_they_are_met_and_all_at_once_on_request(ro
     with pytest.raises(DataError, match=r"ant/3\.png cannot be decoded .*--every-image` finds all such files"):
         data.images(torch.arange(15))
     assert data.images(torch.tensor([0, 1])).shape == (2, 3, 6, 6)
-    assert isinstance(data.x, Pictures)
     progress = _Counting()
-    told = data.x.faults(progress)
+    told = folder.damaged("train", root, progress, size=6)
     assert [fault.partition(" cannot")[0][-9:] for fault in told] == ["ant/3.png", "cat/0.png"]
     assert progress.done == progress.total == 15
+    assert folder.damaged("test", root / "elsewhere", progress) == []
+
+
+def test_of_a_very_long_image_the_middle_alone_is_computed(tmp_path: Path) -> None:
+    """Resized as a whole it would be 5,120,000 pixels long: gigabytes."""
+    pixels = np.repeat(_noise(1, 25), 800, axis=1)
+    script = "import resource, sys; from pathlib import Path; from flatrock.data.pictures import Form\n"
+    script += "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+    script += "found = Form(size=224, resize=256).pixels(Path(sys.argv[1]))\n"
+    script += "after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+    script += "print(*found.shape, *found[:, 112, 0], *found[:, 112, 223], after - before < 200_000)"
+    words = [sys.executable, "-c", script, str(_save(tmp_path / "long.png", pixels))]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    middle = pixels[0, 10_000]
+    assert done.stdout.split() == [str(v) for v in (3, 224, 224, *middle, *middle, True)]
 
 
 class _Counting:

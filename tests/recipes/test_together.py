@@ -114,21 +114,25 @@ def _held(lock: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("network", "error", "message"),
-    [
-        ("Raising", TrainingError, r"on cpu: no such luck \(ValueError\)|on cpu: ValueError: no such luck"),
-        ("Dying", StateError, r"the process on cpu has ended \(exit code 3\).*--resume"),
-    ],
-)
-def test_a_process_that_fails_ends_the_others(
-    network: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(together, "LAST_WORDS", 1.0)
+FAILING = {
+    "Raising": (TrainingError, r"on cpu: ValueError: no such luck \(where: r/failure\.txt\)\. No epoch was", "failed"),
+    "Dying": (StateError, r"the process on cpu has ended \(exit code 3\)\. The run goes on .*--resume", "running"),
+    "Gathering": (TrainingError, r"seen is not the same on all devices \(1 such", "failed"),
+    "Choosy": (TrainingError, r"has a gradient on some devices only \(2 such\); train on one device", "failed"),
+}
+
+
+@pytest.mark.parametrize("network", FAILING)
+def test_a_process_that_fails_ends_the_others(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "LAST_WORDS", 3.0)
+    error, message, status = FAILING[network]
     begun = time.monotonic()
     with pytest.raises(error, match=message):
         flatrock.train("digits_at", **{**TINY, "model": {"name": f"team_nets:{network}"}}, folder="r", device=TWO)
     assert time.monotonic() - begun < 60
+    assert json.loads(Path("r/run.json").read_text())["status"] == status
+    assert Path("r/failure.txt").exists() == (network == "Raising")
+    assert network != "Raising" or "in forward" in Path("r/failure.txt").read_text()
 
 
 def test_an_error_of_all_is_told_by_the_first(tmp_path: Path) -> None:
@@ -145,16 +149,20 @@ def test_what_cannot_be_shared_is_refused_at_once() -> None:
         flatrock.train("digits_at", **mixed, device=TWO)
     assert len(refused.value.faults) == 2
     assert "mixup: samples are mixed with others of the whole batch; train on one device" in str(refused.value)
-    assert "train.batch_size: 3 leaves less than two samples for a device" in str(refused.value)
+    assert "train.batch_size: 3 leaves a device less than two samples of a kind" in str(refused.value)
     with pytest.raises(ConfigError, match="no device is named"):
         flatrock.train("digits_at", **TINY, device=[])
+    twice = [torch.device("cuda"), torch.device("cuda:0")]
+    with pytest.raises(ConfigError, match="got cuda:0, cuda:0; name each GPU once"):
+        together.train_together(load_recipe("digits_at", []), twice)
     kinds = [torch.device("cpu"), torch.device("cuda:0")]
     with pytest.raises(ConfigError, match="got cpu, cuda:0; name devices of one kind"):
         together.train_together(load_recipe("digits_at", []), kinds)
 
 
 @pytest.mark.gpu
-def test_two_processes_on_one_gpu() -> None:
+def test_two_processes_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "SHARED_GPU", True)
     device = ["cuda:0", "cuda:0"]
     run = flatrock.train("digits_trades_awp_rat_swa", train={"epochs": 2}, folder="runs/two", device=device)
     alone = flatrock.train("digits_trades_awp_rat_swa", train={"epochs": 2}, folder="runs/one", device="cuda:0")

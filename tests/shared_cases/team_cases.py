@@ -63,14 +63,16 @@ def member(rank: int, size: int, meeting: Path, cases: dict[str, list[str]], fol
 def in_processes(size: int, cases: dict[str, list[str]], folder: Path) -> list[dict[str, dict[str, Tensor]]]:
     """What each of `size` processes holds after the cases."""
     context = get_context("spawn")
-    members = [
-        context.Process(target=member, args=(rank, size, folder / "meeting", cases, folder)) for rank in range(size)
-    ]
+    words = [(rank, size, folder / "meeting", cases, folder) for rank in range(size)]
+    members = [context.Process(target=member, args=args, daemon=True) for args in words]
     for process in members:
         process.start()
     for process in members:
         process.join(120)
-    assert [process.exitcode for process in members] == [0] * size
+    codes = [process.exitcode for process in members]
+    for process in members:  # one waits for ever for another that has ended
+        process.terminate()
+    assert codes == [0] * size
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
 
 

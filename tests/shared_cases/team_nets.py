@@ -55,3 +55,29 @@ class Dying(Net):
         if _second() and torch.is_grad_enabled():
             os._exit(3)
         return super().forward(x)
+
+
+class Gathering(Net):
+    """Keeps something of its own of every batch, which nobody averages."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + x.detach().sum()
+        return super().forward(x)
+
+
+class Choosy(Net):
+    """A layer of it is used in the second process only."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.first = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        out: Tensor = self.head(flat + self.first(flat) if _second() else flat)
+        return out

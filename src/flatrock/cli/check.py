@@ -11,8 +11,7 @@ from flatrock.cli.console import TerminalProgress, friendly, human, say
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.provenance import device_name
-from flatrock.data.catalog import default_folder, found, info, load_data
-from flatrock.data.pictures import Pictures
+from flatrock.data.catalog import DAMAGED, default_folder, found, info
 from flatrock.data.source import SPLITS
 from flatrock.recipes.build import build_job
 from flatrock.recipes.cost import estimate
@@ -33,7 +32,7 @@ def run(
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda: where the cost is estimated")] = "auto",
     every_image: Annotated[
-        bool, typer.Option("--every-image", help="decode every image of data too large for memory, too")
+        bool, typer.Option("--every-image", help="decode every image of a folder, and name those that cannot be")
     ] = False,
 ) -> None:
     """Validate a recipe, print it in full, its parameter count, steps and estimated cost."""
@@ -76,12 +75,13 @@ def _counted(recipe: Recipe, folder: Path | None) -> int | None:
 
 
 def _look_at_images(recipe: Recipe, folder: Path | None) -> None:
-    """DataError if one of the images that training and evaluation would read on the way is damaged."""
-    faults: list[str] = []
+    """DataError names the images, of all that training and evaluation would read, that are damaged."""
+    look = DAMAGED.get(recipe.data.name)
+    if look is None:
+        raise ConfigError(f"every-image: {recipe.data.name} does not lie in image files; leave it out")
     with TerminalProgress() as progress:
-        for split in SPLITS:
-            x = load_data(recipe.data.name, split, folder=folder, **recipe.data.options).x
-            faults += x.faults(progress) if isinstance(x, Pictures) else []
+        place = folder or default_folder()
+        faults = [fault for split in SPLITS for fault in look(split, place, progress, **recipe.data.options)]
     if faults:
         more = f"\n  and {len(faults) - MOST_SHOWN} more" if len(faults) > MOST_SHOWN else ""
         raise DataError("\n  - ".join([f"{len(faults)} images cannot be read:", *faults[:MOST_SHOWN]]) + more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -60,7 +60,7 @@ class Team:
         """Replace each tensor, in place, by sum_r share_r * tensor_r over all processes; shares add up to 1."""
         if self.alone or not tensors:
             return
-        flat = share * torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).mul_(share)
         with _all_there():
             dist.all_reduce(flat)
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
@@ -84,17 +84,32 @@ class Team:
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def check_alike(self, tensors: Sequence[Tensor]) -> None:
+    def check_alike(self, tensors: Mapping[str, Tensor]) -> None:
         """TrainingError unless all processes hold the same numbers, as far as their sums tell (a wait for a GPU)."""
         if self.alone:
             return
-        sums = torch.stack([tensor.detach().double().sum() for tensor in tensors])
+        sums = torch.stack([tensor.detach().double().sum() for tensor in tensors.values()])
         least, most = sums.clone(), sums.clone()
         with _all_there():
             dist.all_reduce(least, op=dist.ReduceOp.MIN)
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        if not torch.equal(least, most):
-            raise TrainingError("the devices no longer hold the same weights; train on devices of one kind, or on one")
+        odd = [name for name, low, high in zip(tensors, least.tolist(), most.tolist(), strict=True) if low != high]
+        if odd:
+            raise TrainingError(
+                f"{odd[0]} is not the same on all devices ({len(odd)} such tensors): of what a network gathers only "
+                "statistics of BatchNorm and InstanceNorm are averaged; train on one device, or on devices of one kind"
+            )
+
+    def check_same(self, names: Sequence[str]) -> None:
+        """TrainingError unless all processes have gradients of the same parameters (a wait)."""
+        if self.alone:
+            return
+        told: list[Sequence[str]] = [[]] * self.size
+        with _all_there():
+            dist.all_gather_object(told, list(names))
+        odd = sorted(set[str]().union(*told) - set[str](told[0]).intersection(*told))
+        if odd:
+            raise TrainingError(f"{odd[0]} has a gradient on some devices only ({len(odd)} such); train on one device")
 
 
 ALONE = Team()
@@ -109,7 +124,7 @@ def joined(rank: int, devices: Sequence[torch.device], meeting: Path) -> Iterato
     fast = devices[0].type == "cuda" and len(set(devices)) == len(devices)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if fast else "gloo",
-        init_method=f"file://{meeting.absolute()}",
+        store=dist.FileStore(str(meeting), len(devices)),  # type: ignore[attr-defined]
         rank=rank,
         world_size=len(devices),
         timeout=PATIENCE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -63,6 +63,10 @@ DATA.add("folder", images.load, "your own images in train/<class>/ and test/<cla
 DATA_INFO: Mapping[str, Source] = MappingProxyType(
     {s.name: s for s in (digits.SOURCE, moons.SOURCE, *cifar.SOURCES.values(), svhn.SOURCE, *idx.SOURCES.values())}
     | {s.name: s for s in (imagenet.SOURCE, images.SOURCE)}
+)
+# What looks for damaged images in the files of a dataset, where it consists of such.
+DAMAGED: Mapping[str, Callable[..., list[str]]] = MappingProxyType(
+    {"folder": images.damaged, "imagenet": imagenet.damaged}
 )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatrock.core.errors import DataError
+from flatrock.core.progress import Progress
 from flatrock.data.dataset import Dataset, check
 from flatrock.data.pictures import ENDINGS, Form, Pictures, read_all
+from flatrock.data.pictures import damaged as damaged_files
 from flatrock.data.source import SPLITS, Source, SplitName, check_split
 
 # Bytes; a split that takes more is read when it is needed. The same on every machine, because a run knows such data by
@@ -27,8 +30,23 @@ def load(
     Class numbers come from the folders of train/, so that a test split lacking a class keeps the numbering. A split
     that takes more than HELD bytes stays in its files, if `size` is given.
     """
-    check_split(split)
     form = Form(channels=channels, size=size, resize=resize)
+    here, names, files = _listed(split, folder)
+    y = torch.tensor([label for _, label in files], dtype=torch.int64)
+    return check(Dataset("folder", _read(here, [file for file, _ in files], form), y, len(names), tuple(names)))
+
+
+def damaged(split: SplitName, folder: Path, progress: Progress, **options: Any) -> list[str]:
+    """What is wrong with every image of a split that cannot be read; nothing of a split that is not there."""
+    if not _place(folder, split).is_dir():
+        return []
+    here, _, files = _listed(split, folder)
+    return damaged_files(here, [file for file, _ in files], Form(**options), progress)
+
+
+def _listed(split: SplitName, folder: Path) -> tuple[Path, list[str], list[tuple[str, int]]]:
+    """Where a split lies, its classes, and its files with their labels."""
+    check_split(split)
     here = _place(folder, split)
     names = _classes(folder / "train" if (folder / "train").is_dir() else here)
     extra = [name for name in _classes(here) if name not in names]
@@ -36,9 +54,7 @@ def load(
         raise DataError(
             f"{here / extra[0]} is no class of {folder / 'train'} ({', '.join(names)}); rename or remove it"
         )
-    files = [(f"{name}/{file}", label) for label, name in enumerate(names) for file in _images(here / name)]
-    y = torch.tensor([label for _, label in files], dtype=torch.int64)
-    return check(Dataset("folder", _read(here, [file for file, _ in files], form), y, len(names), tuple(names)))
+    return here, names, [(f"{name}/{file}", label) for label, name in enumerate(names) for file in _images(here / name)]
 
 
 def _read(here: Path, files: Sequence[str], form: Form) -> Tensor | Pictures:

@@ -1,10 +1,11 @@
-"""ImageNet-1k in folders, as it is unpacked: train/<class>/*.JPEG and val/<class>/*.JPEG."""
+"""ImageNet-1k in folders of its classes: train/<class>/*.JPEG and val/<class>/*.JPEG."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+from flatrock.core.progress import Progress
 from flatrock.data import folder as images
 from flatrock.data.dataset import Dataset
 from flatrock.data.source import Source, SplitName
@@ -22,12 +23,18 @@ def load(split: SplitName, folder: Path) -> Dataset:
     return replace(images.load(split, place, size=SIZE, resize=RESIZE), name="imagenet")
 
 
+def damaged(split: SplitName, folder: Path, progress: Progress) -> list[str]:
+    """What is wrong with every image of a split that cannot be read."""
+    place = _place(folder)
+    return [] if place is None else images.damaged(split, place, progress, size=SIZE, resize=RESIZE)
+
+
 def _place(folder: Path) -> Path | None:
-    """The first place with as many classes; anybody's photos may lie in a folder called train/."""
+    """The first place whose parts have as many classes; anybody's photos may lie in a folder called train/."""
     for place in (folder / name for name in PLACES):
-        for part in ("train", "val", "test"):
-            if (place / part).is_dir() and sum(p.is_dir() for p in (place / part).iterdir()) == CLASSES:
-                return place
+        parts = [place / part for part in ("train", "val", "test") if (place / part).is_dir()]
+        if parts and all(sum(p.is_dir() for p in part.iterdir()) == CLASSES for part in parts):
+            return place
     return None
 
 
@@ -42,6 +49,7 @@ SOURCE = Source(
     input_shape=(3, SIZE, SIZE),
     train_size=1_281_167,
     needs="train/<class>/*.JPEG and val/<class>/*.JPEG with the 1000 classes of ILSVRC 2012, which its makers give to "
-    "those who register; pass --data-dir FOLDER, where FOLDER or FOLDER/imagenet holds them",
+    "those who register (its val images come in one folder: sort them by class first); pass --data-dir FOLDER, where "
+    "FOLDER or FOLDER/imagenet holds them",
     find=_found,
 )

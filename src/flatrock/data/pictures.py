@@ -22,7 +22,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".t
 # Modes with 8 bits or less per channel; others would be clipped, not scaled, by a conversion.
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 # Decoders and filters run outside of Python's lock, so threads are enough.
-THREADS = min(os.cpu_count() or 1, 32)
+_THREADS = [min(os.cpu_count() or 1, 32)]
 # Images between two signs of progress.
 READ_TOGETHER = 1024
 Array = np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ class Form:
         except Exception as error:  # Pillow's decoders raise many kinds of exception on damaged files
             raise DataError(f"{path} cannot be decoded ({error}); replace or remove it") from error
         if found is None:
-            raise DataError(f"{path} has more than 8 bits per channel (mode {mode}); save it with 8 bits")
+            raise DataError(f"{path} has mode {mode}, which is not read; save it as RGB or grey, 8 bits per channel")
         return found[None] if self.channels == 1 else found.transpose(2, 0, 1)
 
     def _made(self, image: Any) -> Array:
@@ -71,11 +71,16 @@ class Form:
         image = image.convert("L" if self.channels == 1 else "RGB")
         if self.size is None:
             return np.asarray(image)
-        short, wanted = min(image.size), self.resize or self.size
-        width, height = (wanted if side == short else int(wanted * side / short) for side in image.size)
-        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
-        whole = image.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(whole.crop((left, top, left + self.size, top + self.size)))
+        short, wanted, size = min(image.size), self.resize or self.size, self.size
+        sides = [wanted if side == short else int(wanted * side / short) for side in image.size]
+        # The square alone is computed: of a very long image the rest would fill the memory.
+        scales = [old / new for old, new in zip(image.size, sides, strict=True)]
+        begin = [round((side - size) / 2) for side in sides]
+        (left, top), (right, bottom) = (
+            [(at + more) * scale for at, scale in zip(begin, scales, strict=True)] for more in (0, size)
+        )
+        box = (left, top, min(right, image.size[0]), min(bottom, image.size[1]))
+        return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
 
 
 def read_all(paths: Sequence[Path], form: Form) -> Tensor:
@@ -100,7 +105,32 @@ def read_all(paths: Sequence[Path], form: Form) -> Tensor:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="flatrock-pictures")
+    return ThreadPoolExecutor(_THREADS[0], thread_name_prefix="flatrock-pictures")
+
+
+def share_cores(processes: int) -> None:
+    """Before the first image is read: so many processes on this machine read, too."""
+    _THREADS[0] = max(1, _THREADS[0] // processes)
+
+
+def damaged(root: Path, names: Sequence[str], form: Form, progress: Progress) -> list[str]:
+    """What is wrong with every file that cannot be read; reads all of them."""
+
+    def fault(name: str) -> str:
+        try:
+            form.pixels(root / name)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    found: list[str] = []
+    progress.begin(f"reading {root.name}", len(names))
+    for first in range(0, len(names), READ_TOGETHER):
+        told = list(_pool().map(fault, names[first : first + READ_TOGETHER]))
+        found += filter(None, told)
+        progress.advance(len(told), f"{len(found)} damaged")
+    progress.end()
+    return found
 
 
 class Pictures:
@@ -128,26 +158,10 @@ class Pictures:
         try:
             return read_all([self.root / self.names[i] for i in indices.tolist()], self._form)
         except DataError as error:
-            raise DataError(f"{error}; `flatrock check RECIPE --every-image` finds all such files") from error
-
-    def faults(self, progress: Progress) -> list[str]:
-        """What is wrong with every file that cannot be read; reads all of them."""
-
-        def fault(name: str) -> str:
-            try:
-                self._form.pixels(self.root / name)
-            except DataError as error:
-                return str(error)
-            return ""
-
-        found: list[str] = []
-        progress.begin(f"reading {self.root.name}", len(self))
-        for first in range(0, len(self), READ_TOGETHER):
-            told = list(_pool().map(fault, self.names[first : first + READ_TOGETHER]))
-            found += filter(None, told)
-            progress.advance(len(told), f"{len(found)} damaged")
-        progress.end()
-        return found
+            raise DataError(
+                f"{error} (an intact copy of the same name, if a run is to go on with it; `flatrock check RECIPE "
+                "--every-image` finds all such files)"
+            ) from error
 
     def pick(self, indices: Tensor) -> Pictures:
         """The files at these positions, not read."""

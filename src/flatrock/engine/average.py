@@ -55,7 +55,7 @@ def _reestimate(job: Job, batches: int, step: int) -> None:
         return
     inputs: list[tuple[Tensor, Point]] = []
     epoch = step // len(job.loader)
-    for i, batch in enumerate(islice(job.loader.epoch(epoch), batches)):
+    for i, batch in enumerate(islice(job.loader.epoch(epoch, 0, job.team), batches)):  # as many rows as steps have here
         x, y = mixed(job, batch, epoch * len(job.loader) + i)
         stage = Stage(job, x, y, batch.ids, job.moment(step))
         inputs.append((x, craft(stage, {})[-1]))

@@ -21,16 +21,29 @@ def failed(job: Job, folder: RunFolder, error: Exception) -> TrainingError:
     with suppress(Exception):  # the first error counts
         folder.writer.wait()
     batch = _batch_of(job, error)
-    said = str(error)
     if batch is not None:
-        said += f" (its samples: failed_batch in {folder.info})"
-    if not isinstance(error, FlatrockError):
-        cure = "; lower train.batch_size" if isinstance(error, torch.OutOfMemoryError) else ""
-        said = f"{in_words(error)}{cure} (where: {folder.failure})"
-    reason = f"{said}. {folder.kept()}"
+        return marked(folder, f"{error} (its samples: failed_batch in {folder.info})", batch=batch)
+    return marked(folder, in_short(error), trace=trace_of(error))
+
+
+def in_short(error: Exception) -> str:
+    """What is said of an error, ours or not."""
+    if isinstance(error, FlatrockError):
+        return str(error)
+    return in_words(error) + ("; lower train.batch_size" if isinstance(error, torch.OutOfMemoryError) else "")
+
+
+def trace_of(error: Exception) -> str:
+    """Where an error that is not of ours came from."""
+    return "" if isinstance(error, FlatrockError) else "".join(traceback.format_exception(error))
+
+
+def marked(folder: RunFolder, said: str, *, trace: str = "", batch: list[int] | None = None) -> TrainingError:
+    """Write into the run folder that a run has failed; the error to raise."""
+    reason = f"{said}{f' (where: {folder.failure})' if trace else ''}. {folder.kept()}"
     with suppress(OSError):  # a full disk is no reason to hide the first error either
-        if not isinstance(error, FlatrockError):
-            write_atomic(folder.failure, "".join(traceback.format_exception(error)).encode())
+        if trace:
+            write_atomic(folder.failure, trace.encode())
         folder.write_info(status="failed", reason=reason, failed_batch=batch)
     return TrainingError(reason)
 

@@ -51,6 +51,8 @@ def take_step(job: Job, state: TrainState, batch: Batch) -> StepOutcome:
     with job.runner.clocked():
         outcome = train_step(job, batch, step=step, guard=state.step_in_epoch == 0)
     state.step_in_epoch += 1
+    if state.step_in_epoch == 1:
+        check_together(job)
     return outcome
 
 
@@ -67,5 +69,5 @@ def spent(job: Job, state: TrainState) -> bool:
 
 
 def check_together(job: Job) -> None:
-    """At the end of an epoch all processes have the same network."""
-    job.team.check_alike([t for t in model_tensors(job.model).values() if t.is_floating_point()])
+    """After the first and the last step of an epoch all processes have the same network."""
+    job.team.check_alike({name: t for name, t in model_tensors(job.model).items() if t.is_floating_point()})

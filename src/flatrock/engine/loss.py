@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from flatrock.core.borrow import kept_buffers, nudged
 from flatrock.core.hooks import Look, Moment, Penalty, Shift, TimedAttack, TimedObjective
@@ -114,15 +114,17 @@ def _share(stage: Stage, losses: dict[str, Tensor]) -> None:
     job = stage.job
     if job.team.alone:
         return
-    gradients = [p.grad for p in job.model.parameters() if p.grad is not None]
+    gradients = {name: p.grad for name, p in job.model.named_parameters() if p.grad is not None}
+    if stage.moment.step % len(job.loader) == 0:
+        job.team.check_same(list(gradients))
     values = torch.stack(list(losses.values())).float()
-    job.team.mean_([*gradients, *running_statistics(job.model), values], stage.share)
+    job.team.mean_([*gradients.values(), *running_statistics(job.model), values], stage.share)
     losses.update(zip(losses, values.unbind(), strict=True))
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """What BatchNorm has gathered."""
-    norms = (m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
+    """What BatchNorm, and InstanceNorm if it does, has gathered."""
+    norms = (m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats)
     return [s for m in norms for s in (m.running_mean, m.running_var) if s is not None]
 
 

@@ -107,7 +107,7 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
     return TrainState(
         start=meta.get("start"),
         epoch=meta["epoch"],
-        step_in_epoch=meta["step_in_epoch"],
+        step_in_epoch=min(meta["step_in_epoch"], len(job.loader)),  # on more devices an epoch may have one step less
         seconds=meta["seconds"],
         watch=Watch.restored(meta["watch"], job.device),
         history=[EpochRecord.from_dict(r) for r in meta["history"]],

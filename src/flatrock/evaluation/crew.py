@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError, in_words
+from flatrock.core.errors import ConfigError, ModelError, StateError, in_words
+from flatrock.core.processes import begun, how_it_ended, portable
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.evaluation.exam import Exam, placed
@@ -61,10 +61,9 @@ class Worker:
         try:
             told = pickle.loads(self.line.recv_bytes())
         except (EOFError, OSError) as error:
-            self.process.join()
             raise StateError(
-                f"the process on {self.device} has ended (exit code {self.process.exitcode}), for want of memory? What "
-                "is finished is kept; go on with --resume, a smaller --batch-size or fewer devices"
+                f"{how_it_ended(self.process, self.device)}. What is finished is kept; go on with --resume, a smaller "
+                "--batch-size or fewer devices"
             ) from error
         if isinstance(told, BaseException):
             raise told
@@ -116,7 +115,7 @@ def crew(
     workers: list[Worker] = []
     try:
         for device in devices:
-            workers.append(_hired(device))
+            workers.append(Worker(device, *begun(_serve, str(device))))
             workers[-1].send(orders)
         for worker in workers:
             found = worker.answer()
@@ -158,16 +157,6 @@ def _pickled(exam: Exam, **others: Any) -> bytes:
             ) from error
 
 
-def _hired(device: torch.device) -> Worker:
-    """A process that was not forked: one that has used a GPU cannot be."""
-    context = get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, str(device)), daemon=True)
-    process.start()
-    there.close()
-    return Worker(device, process, here)
-
-
 def _serve(line: Connection, device: str) -> None:
     """The life of a worker: orders, then batches, until the line ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who gives the orders
@@ -187,7 +176,7 @@ def _serve(line: Connection, device: str) -> None:
     except EOFError:
         return
     except Exception as error:
-        line.send_bytes(pickle.dumps(_portable(error, device)))
+        line.send_bytes(pickle.dumps(portable(error, device, ModelError)))
 
 
 def _chunks(exam: Exam, step: Step, rows: Tensor) -> list[Chunk]:
@@ -197,8 +186,3 @@ def _chunks(exam: Exam, step: Step, rows: Tensor) -> list[Chunk]:
         chunks.append(exam.attempt(step, rows))
         rows = rows[len(chunks[-1].rows) :]
     return chunks
-
-
-def _portable(error: Exception, device: str) -> Exception:
-    """The error as it is if it is ours; others may not be known, or not be picklable, where it is raised."""
-    return error if isinstance(error, FlatrockError) else ModelError(f"on {device}: {in_words(error)}")

@@ -71,7 +71,8 @@ def build_job(
     _place(model, where, engine, rows=team.rows(min(recipe.train.batch_size, len(train))))
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     helper = open_helper(objective, model, data.class_names, fast=engine.twin)
-    threat, selection = build_threat(recipe), selection_data(recipe, split, data_folder)
+    threat = build_threat(recipe)
+    selection = selection_data(recipe, split, data_folder) if team.rank == 0 else None
     return Job(
         name=recipe.name,
         folder=target,

@@ -27,12 +27,15 @@ def selection_data(recipe: Recipe, split: Split, data_folder: Path | None) -> Da
 
 
 def build_probe(
-    recipe: Recipe, threat: Threat, selection: Dataset, train: Dataset, device: torch.device, *, fast: bool
+    recipe: Recipe, threat: Threat, selection: Dataset | None, train: Dataset, device: torch.device, *, fast: bool
 ) -> Callable[[nn.Module], ProbeOutcome]:
     """Clean and robust accuracy on the selection data, and robust accuracy on as many training samples.
 
-    Attacks craft in half precision if `fast`; verdicts are always those of full precision.
+    Attacks craft in half precision if `fast`; verdicts are always those of full precision. A process without such data
+    follows another, which probes for all.
     """
+    if selection is None:
+        return _not_probed
     everything = torch.arange(len(selection))
     seen = fair_subset(train, len(selection))
     # Together: a half-precision copy takes longer to make than to ask.
@@ -53,3 +56,8 @@ def build_probe(
         return ProbeOutcome(float(clean), float(robust.mean()), float(trained.mean()), collapsed=collapsed)
 
     return probe
+
+
+def _not_probed(model: nn.Module) -> ProbeOutcome:
+    """Of a process that follows: the first one probes for all."""
+    raise RuntimeError("a process that follows was asked to probe")

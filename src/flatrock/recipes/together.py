@@ -8,21 +8,23 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import Any
 
 import torch
 
-from flatrock.core.errors import ConfigError, FlatrockError, StateError, TrainingError, in_words
+from flatrock.core.errors import ConfigError, FlatrockError, StateError, TrainingError
+from flatrock.core.processes import begun, end_with_parent, how_it_ended
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Run
 from flatrock.core.team import LostError, joined
+from flatrock.data import pictures
 from flatrock.data.catalog import load_data
+from flatrock.data.loader import extra_share
+from flatrock.engine.failure import in_short, marked, trace_of
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.follow import follow
 from flatrock.engine.loop import train
@@ -32,6 +34,8 @@ from flatrock.recipes.schema import Recipe
 
 # Seconds in which processes may tell why they ended after one has failed.
 LAST_WORDS = 15.0
+# Whether several processes may share a GPU, which is slow: for tests where there is one only.
+SHARED_GPU = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +62,25 @@ class Member:
     line: Connection
 
     def told(self) -> tuple[str, Any]:
-        """What it says next: ("progress", a call), ("done", None) or ("failed", an error)."""
+        """What it says next: ("progress", a call), ("done", None) or ("failed", a Failure)."""
         try:
             return self.line.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
-            self.process.join()
-            code = self.process.exitcode
-            cure = "for want of memory? The run goes on from its last saved state with --resume (resume=True)"
-            return "failed", StateError(f"the process on {self.device} has ended (exit code {code}), {cure}")
+            how = how_it_ended(self.process, self.device)
+            return "failed", Failure(StateError(f"{how}. The run goes on from its last saved state with --resume"))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error of a process, in words if it is not of ours, and where that came from."""
+
+    error: Exception
+    trace: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it only says that another process has failed."""
+        return isinstance(self.error, LostError)
 
 
 def train_together(
@@ -80,6 +95,7 @@ def train_together(
     progress: Progress | None = None,
 ) -> Run:
     """Train on all devices: each has the whole network and its part of every batch; gradients are averaged."""
+    devices = [torch.device(one.type, one.index or 0) if one.type == "cuda" else one for one in devices]
     _check(recipe, devices)
     if download:  # once, not by every process
         how: dict[str, Any] = {"folder": data_folder, "progress": progress or Silent(), **recipe.data.options}
@@ -99,14 +115,16 @@ def train_together(
         )
         members: list[Member] = []
         try:
-            for rank in range(len(devices)):
-                members.append(_begun(orders, rank))
-            _watch(members, progress or Silent())
+            for rank, device in enumerate(orders.devices):
+                members.append(Member(device, *begun(_train, orders, rank)))
+            failures = _watched(members, progress or Silent())
         finally:
             for member in members:
                 member.process.terminate()
                 member.process.join()
                 member.line.close()
+    if failures:
+        raise _told(failures, members[0], RunFolder(place))
     return RunFolder(place).run()
 
 
@@ -115,30 +133,26 @@ def _check(recipe: Recipe, devices: Sequence[torch.device]) -> None:
     faults = []
     if len({device.type for device in devices}) > 1:
         faults.append(f"devices: got {', '.join(map(str, devices))}; name devices of one kind")
-    if recipe.train.batch_size < 2 * len(devices):
-        faults.append(f"train.batch_size: {recipe.train.batch_size} leaves less than two samples for a device")
+    if not SHARED_GPU and any(one.type == "cuda" and devices.count(one) > 1 for one in devices):
+        faults.append(f"devices: got {', '.join(map(str, devices))}; name each GPU once")
+    parts = [recipe.train.batch_size]
+    if recipe.data.extra is not None:
+        share = extra_share(recipe.train.batch_size, recipe.data.extra.fraction)
+        parts = [recipe.train.batch_size - share, share]
+    if min(parts) < 2 * len(devices):
+        faults.append(f"train.batch_size: {recipe.train.batch_size} leaves a device less than two samples of a kind")
     if recipe.data.augment.mixup:
         faults.append("data.augment.mixup: samples are mixed with others of the whole batch; train on one device")
     if faults:
         raise ConfigError(f"recipe {recipe.name} cannot be trained on {len(devices)} devices:", tuple(faults))
 
 
-def _begun(orders: Orders, rank: int) -> Member:
-    """A process that was not forked: one that has used a GPU cannot be."""
-    context = get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_train, args=(there, orders, rank), daemon=True)
-    process.start()
-    there.close()
-    return Member(orders.devices[rank], process, here)
-
-
-def _watch(members: Sequence[Member], progress: Progress) -> None:
-    """Until all are done, or one has failed and the others had their time to tell why; that is raised."""
+def _watched(members: Sequence[Member], progress: Progress) -> dict[Member, Failure]:
+    """Until all are done, or one has failed and the others had their time to tell why: who failed how."""
     leader, at_work = members[0], list(members)
-    failures: dict[Member, Exception] = {}
+    failures: dict[Member, Failure] = {}
     deadline: float | None = None
-    while at_work and not _clear(failures, leader):
+    while at_work and not (leader in failures and not _cause(failures, leader)[1].lost):
         patience = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = wait([member.line for member in at_work], patience)
         if not ready:
@@ -152,19 +166,20 @@ def _watch(members: Sequence[Member], progress: Progress) -> None:
             if kind == "failed":
                 failures[member] = content
                 deadline = deadline or time.monotonic() + LAST_WORDS
-    if failures:
-        raise _cause(failures, leader)
+    return failures
 
 
-def _clear(failures: Mapping[Member, Exception], leader: Member) -> bool:
-    """Whether it is known why a training ended, and the leader, which writes into the run folder, has told its part."""
-    return leader in failures and not isinstance(_cause(failures, leader), LostError)
-
-
-def _cause(failures: Mapping[Member, Exception], leader: Member) -> Exception:
+def _cause(failures: Mapping[Member, Failure], leader: Member) -> tuple[Member, Failure]:
     """The leader's word before that of others, but not that others are gone."""
-    told = sorted(failures.items(), key=lambda item: (isinstance(item[1], LostError), item[0] is not leader))
-    return told[0][1]
+    return min(failures.items(), key=lambda item: (item[1].lost, item[0] is not leader))
+
+
+def _told(failures: Mapping[Member, Failure], leader: Member, folder: RunFolder) -> Exception:
+    """The error to raise; one that the leader, which writes into the run folder, did not have is written there now."""
+    member, failure = _cause(failures, leader)
+    if member is leader or not isinstance(failure.error, TrainingError) or not folder.info.is_file():
+        return failure.error
+    return marked(folder, str(failure.error), trace=failure.trace)
 
 
 class _Relay:
@@ -193,16 +208,18 @@ class _Relay:
 def _train(line: Connection, orders: Orders, rank: int) -> None:
     """The life of a process: the first one leads, and is the only one that writes and is heard."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that watches
-    Thread(target=_end_with_the_watcher, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(orders.threads)
+    pictures.share_cores(len(orders.devices))
     listener = _Relay(line) if orders.heard and rank == 0 else None
+    device = orders.devices[rank]
     try:
         with joined(rank, orders.devices, orders.meeting) as team:
             job = build_job(
                 orders.recipe,
                 folder=orders.folder,
                 data_folder=orders.data_folder,
-                device=orders.devices[rank],
+                device=device,
                 resume=orders.resume,
                 team=team,
                 progress=listener,
@@ -213,18 +230,8 @@ def _train(line: Connection, orders: Orders, rank: int) -> None:
                 follow(job)
         line.send(("done", None))
     except Exception as error:
+        ours = error if isinstance(error, FlatrockError) else TrainingError(f"on {device}: {in_short(error)}")
         with suppress(OSError):
-            line.send(("failed", _portable(error, orders.devices[rank])))
-
-
-def _end_with_the_watcher() -> None:
-    """However it ends: nobody is left behind that trains on and holds the run folder."""
-    watcher = parent_process()
-    assert watcher is not None
-    wait([watcher.sentinel])
-    os._exit(1)
-
-
-def _portable(error: Exception, device: torch.device) -> Exception:
-    """The error as it is if it is ours; others may not be known, or not be picklable, where it is raised."""
-    return error if isinstance(error, FlatrockError) else TrainingError(f"on {device}: {in_words(error)}")
+            line.send(("failed", Failure(ours, trace_of(error))))
+        line.close()
+        os._exit(1)  # threads of the process group would not end, and abort instead
