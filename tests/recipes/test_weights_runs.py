@@ -133,11 +133,15 @@ def test_rows_of_results_tell_what_a_run_began_with(averaged_run: Path, tmp_path
     row = collect_run(run.folder)
     assert row.provenance["start"]["recipe"] == "digits_standard"
     (told,) = [c for c in row.changes if c.startswith("model.weights")]
-    assert told.endswith("instead of 'digits_standard'"), "trained with fewer samples than the library says"
+    assert told.startswith("model.weights: digits_standard, changed ("), "fewer samples than the library says"
+    assert told.endswith(") instead of digits_standard")
     named = {"recipe": "digits_standard", "recipe_hash": recipe_hash(load_recipe("digits_standard"))}
     whole = load_recipe("digits_finetune")
     assert other_sources(whole, {"start": named}) == []
-    assert other_sources(whole, {"start": {"file": "w.pt"}}) == ["model.weights: 'w.pt' instead of 'digits_standard'"]
+    told = other_sources(whole, {"start": {"file": "w.pt", "weights": "0123456789abcdef"}})
+    assert told == ["model.weights: w.pt (0123456789ab) instead of digits_standard"]
+    other = other_sources(load_recipe("digits_at"), {"start": {**named, "weights": "0123456789abcdef"}})
+    assert other == ["model.weights: digits_standard (0123456789ab) instead of none"]
 
 
 def test_the_library_begins_with_runs_that_can_be_trained() -> None:
