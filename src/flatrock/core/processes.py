@@ -1,4 +1,4 @@
-"""Processes beside this one: how they begin, how they end with it, and how their errors travel."""
+"""Processes beside this one: how they begin, and how they end with it or before it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any
-
-from flatrock.core.errors import FlatrockError, in_words
 
 
 def begun(target: Callable[..., None], *words: Any) -> tuple[BaseProcess, Connection]:
@@ -36,11 +34,6 @@ def end_with_parent() -> None:
 def _await_end(sentinel: int) -> None:
     wait([sentinel])
     os._exit(1)
-
-
-def portable(error: Exception, device: object, kind: type[FlatrockError]) -> Exception:
-    """The error as it is if it is ours; others may not be known, or not be picklable, where it is raised."""
-    return error if isinstance(error, FlatrockError) else kind(f"on {device}: {in_words(error)}")
 
 
 def how_it_ended(process: BaseProcess, device: object) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.errors import ConfigError, ModelError, StateError, in_words
-from flatrock.core.processes import begun, how_it_ended, portable
+from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError, in_words
+from flatrock.core.processes import begun, end_with_parent, how_it_ended
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.evaluation.exam import Exam, placed
@@ -160,6 +160,7 @@ def _pickled(exam: Exam, **others: Any) -> bytes:
 def _serve(line: Connection, device: str) -> None:
     """The life of a worker: orders, then batches, until the line ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who gives the orders
+    end_with_parent()
     try:
         orders: Orders = pickle.loads(line.recv_bytes())
         torch.set_num_threads(orders.threads)
@@ -176,7 +177,9 @@ def _serve(line: Connection, device: str) -> None:
     except EOFError:
         return
     except Exception as error:
-        line.send_bytes(pickle.dumps(portable(error, device, ModelError)))
+        # Errors of others may not be known, or not be picklable, where it is raised.
+        ours = error if isinstance(error, FlatrockError) else ModelError(f"on {device}: {in_words(error)}")
+        line.send_bytes(pickle.dumps(ours))
 
 
 def _chunks(exam: Exam, step: Step, rows: Tensor) -> list[Chunk]:
