@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from team_cases import PLAIN, among_nets, in_one, in_processes
 from torch import Tensor
 
+from flatrock.core.errors import TrainingError
 from flatrock.core.rng import Seed
 from flatrock.core.team import ALONE, Team
 from flatrock.data.augment import Augmentation
@@ -114,6 +116,15 @@ def test_alone_everything_stays_as_it_is() -> None:
     assert ALONE.told(said) is said
     ALONE.check_alike({"w": tensor})
     ALONE.check_same(["w"])
+
+
+def test_numbers_that_are_no_numbers_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that is not finite is what ends such a run."""
+    monkeypatch.setattr("flatrock.core.team.dist.all_reduce", lambda tensor, op: None)  # the others say the same
+    Team(0, 2).check_alike({"w": torch.tensor([1.0, float("nan")]), "b": torch.tensor([float("inf")])})
+    monkeypatch.setattr("flatrock.core.team.dist.all_reduce", lambda tensor, op: tensor.add_(op == dist.ReduceOp.MAX))
+    with pytest.raises(TrainingError, match=r"w is not the same on all devices \(1 such tensors\)"):
+        Team(0, 2).check_alike({"w": torch.tensor([1.0])})
 
 
 def test_parts_are_neighbours_of_nearly_one_size() -> None:

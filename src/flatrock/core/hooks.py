@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from flatrock.core.rng import Seed
-from flatrock.core.team import Team
+from flatrock.core.team import ALONE, Team
 from flatrock.core.types import Attack, Objective, Parts, Point, Views
 
 # What is added to parameters, by name; empty = the weights stay where they are.
@@ -83,7 +83,7 @@ class Look:
     parts: Parts  # the objective alone
     moment: Moment
     x_helper: Tensor | None = None  # inputs of the helper's pass, where the objective makes one
-    team: Team = field(default_factory=Team)  # `total` of it: what a sum over the whole batch is, if others have parts
+    team: Team = ALONE  # `total` of it: what a sum over the whole batch is, if others have parts
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flatrock.core.errors import StateError, TrainingError
+from flatrock.core.errors import StateError, TrainingError, in_words
 
 T = TypeVar("T")
 # Nobody gives up by the clock: who waits for a process that has ended is ended by the one that watches over all.
@@ -32,7 +32,8 @@ def _all_there() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise LostError(
-            "another process of this training has ended; go on from the last saved state with --resume (resume=True)"
+            f"another process of this training has ended ({in_words(error)}); go on from the last saved state with "
+            "--resume (resume=True)"
         ) from error
 
 
@@ -85,10 +86,13 @@ class Team:
         return box[0]
 
     def check_alike(self, tensors: Mapping[str, Tensor]) -> None:
-        """TrainingError unless all processes hold the same numbers, as far as their sums tell (a wait for a GPU)."""
+        """TrainingError unless all processes hold the same numbers, as far as their sums tell (a wait for a GPU).
+
+        Numbers that are not finite are told of elsewhere, and are no difference.
+        """
         if self.alone:
             return
-        sums = torch.stack([tensor.detach().double().sum() for tensor in tensors.values()])
+        sums = torch.stack([tensor.detach().double().sum() for tensor in tensors.values()]).nan_to_num()
         least, most = sums.clone(), sums.clone()
         with _all_there():
             dist.all_reduce(least, op=dist.ReduceOp.MIN)

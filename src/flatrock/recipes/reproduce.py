@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from flatrock.core.device import Devices, each_device, free_memory, pick_device
-from flatrock.core.errors import FlatrockError, StateError, in_words
+from flatrock.core.errors import FlatrockError, StateError
 from flatrock.core.files import write_atomic
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result, Run
 from flatrock.core.rows import Row, added, read_rows, write_rows
 from flatrock.data.catalog import load_data
+from flatrock.engine.failure import in_short, trace_of
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.journal import discard
 from flatrock.recipes.evaluate import evaluate_run, store_result
@@ -102,8 +102,10 @@ def reproduce_rows(
         except _OutOfTime:
             left.append(one)
             continue
+        except BrokenPipeError:  # of who listens, not of the row
+            raise
         except Exception as error:  # whatever it is, of a network or a GPU: the other rows are made
-            problems[one.folder] = str(error) if isinstance(error, FlatrockError) else _traced(one, error)
+            problems[one.folder] = _traced(one, error)
             told.failed(one, problems[one.folder])
             rows += _as_it_is(one)
         write_rows(out, added((read_rows(out) or []) if out.exists() else [], rows))
@@ -167,11 +169,13 @@ def _run(planned: Planned, means: Means, told: Listener) -> Run:
 
 
 def _traced(planned: Planned, error: Exception) -> str:
-    """An error that is not of ours, in words; where it came from is kept in the run folder."""
-    place = RunFolder(planned.folder).failure
+    """An error in words; where one that is not of ours came from is kept in the run folder."""
+    trace, place = trace_of(error), RunFolder(planned.folder).failure
+    if not trace:
+        return in_short(error)
     with suppress(FlatrockError):
-        write_atomic(place, "".join(traceback.format_exception(error)).encode())
-    return f"{in_words(error)} (where: {place})"
+        write_atomic(place, trace.encode())
+    return f"{in_short(error)} (where: {place})"
 
 
 def _as_it_is(planned: Planned) -> list[Row]:

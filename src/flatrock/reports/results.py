@@ -64,11 +64,8 @@ def results_page(
             markdown(overview(others)),
             *_remarks(others, {}),
         ]
-    parts += (
-        ["## Adding a row", HOW]
-        if command == COMMAND
-        else ["## Making the rows last made again", f"```sh\n{command}\n```"]
-    )
+    again = ["## Making the rows last made again", f"```sh\n{command}\n```"]
+    parts += ["## Adding a row", HOW] if command == COMMAND else again
     return "\n\n".join(parts) + "\n"
 
 
