@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import flatrock
+from flatrock.core.errors import FlatrockError
 
 SRC = Path(flatrock.__file__).parent
 LEVEL = {
@@ -124,6 +125,11 @@ import flatrock.attacks.catalog, flatrock.objectives.catalog, flatrock.models.ca
 assert all(hasattr(flatrock, name) for name in flatrock.__all__)
 assert not set(sys.modules) & set({OPTIONAL!r})
 """
+
+
+def test_errors_are_caught_by_names_that_flatrock_offers() -> None:
+    kinds = {kind.__name__ for kind in FlatrockError.__subclasses__() if kind.__module__ == FlatrockError.__module__}
+    assert kinds | {"FlatrockError"} <= set(flatrock.__all__)
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:

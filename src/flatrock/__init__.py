@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from flatrock.attacks.catalog import attack
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import (
+    ConfigError,
+    DataError,
+    FlatrockError,
+    ModelError,
+    StateError,
+    ThreatError,
+    TrainingError,
+)
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import VERSION as __version__
 from flatrock.core.records import Result, Run
@@ -25,9 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "L2",
+    "ConfigError",
+    "DataError",
+    "FlatrockError",
     "Linf",
+    "ModelError",
     "Result",
     "Run",
+    "StateError",
+    "ThreatError",
+    "TrainingError",
     "__version__",
     "attack",
     "create_model",

@@ -49,6 +49,7 @@ Go = Callable[[nn.Module, Tensor, Tensor, Any], object]
 @pytest.mark.parametrize(
     ("x", "message"),
     [
+        (X * 255, r"inputs must lie in \[0, 1\], got \[0, 255\]; use x / 255"),
         ((X - 0.5) / 0.25, r"inputs must lie in \[0, 1\], got \[-2, 2\]; put normalisation inside the model"),
         (X * 255, r"inputs must lie in \[0, 1\], got \[0, 255\]"),
         (X - 1e-4, r"inputs must lie in \[0, 1\]"),
@@ -138,9 +139,9 @@ def test_labels_the_model_has_no_class_for(go: Go, label: int, span: str) -> Non
     ("function", "message"),
     [
         (lambda x: x.sum(1), r"must return logits of shape \(6, classes\), got \(6,\)"),
-        (lambda x: x[:, :3, None], r"must return logits of shape \(6, classes\), got \(6, 3, 1\)"),
+        (lambda x: x[:, :3, None], r"of shape \(6, classes\), got \(6, 3, 1\); let it return one row per input"),
         (lambda x: x[:2, :3], r"must return logits of shape \(6, classes\), got \(2, 3\)"),
-        (lambda x: (x[:, :3], x), r"must return logits of shape \(6, classes\), got tuple"),
+        (lambda x: (x[:, :3], x), r"got tuple; let it return the logits alone, such as model\(x\)\[0\]"),
         (lambda x: x[:, :1], "one column; a classifier needs one logit per class"),
         (lambda x: x[:, :3] * torch.nan, "NaN or infinite logits on clean inputs"),
         (lambda x: x[:, :3] / 0, "NaN or infinite logits on clean inputs"),

@@ -60,6 +60,12 @@ def test_bad_sigma(sigma: object) -> None:
         Gaussian(sigma=sigma)  # type: ignore[arg-type]
 
 
+def test_sigma_is_in_pixel_units() -> None:
+    assert Gaussian(sigma=1).sigma == 1
+    with pytest.raises(ConfigError, match=r"gaussian sigma must be at most 1, got 30; .* write 30/255, 0\.12"):
+        Gaussian(sigma=30)
+
+
 def test_no_evaluation_uses_noise() -> None:
     told = r"'gaussian' leaves the ball.*, which only training may; evaluate with pgd or another attack"
     with pytest.raises(ConfigError, match=told):

@@ -101,6 +101,35 @@ def test_check_prints_recipe_parameters_steps_and_cost() -> None:
         assert word in done.output
 
 
+def test_check_of_several_devices() -> None:
+    done = flatrock("check", "digits_at", "train.batch_size=99", "--device", "cpu,cpu")
+    assert done.exit_code == 0, done.output
+    assert "devices      2, each with 49 or 50 of the 99 samples of a batch (docs/speed.md)" in done.output
+    assert "whose cores they share" in done.output and "what devices send to each other is not" in done.output
+    wrong = flatrock("check", "digits_hat", "train.batch_size=5", "data.augment.mixup=1", "--device", "cpu,cpu,cpu")
+    assert wrong.exit_code == 2
+    for words in (
+        "train.batch_size: 5 leaves one of 3 devices less than two samples of a kind; raise it",
+        "data.augment.mixup: samples are mixed with others",
+        "objective.helper: there is no",
+    ):
+        assert words in wrong.output, wrong.output
+    alone = flatrock("check", "digits_at", "train.batch_size=5", "data.augment.mixup=1", "--device", "cpu")
+    assert alone.exit_code == 0 and "devices " not in alone.output, "nothing is shared"
+
+
+def test_check_tells_the_cost_and_then_the_missing_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ask = ("check", "digits_trades", "data.extra={file: more.npz, fraction: 0.5}", "--device", "cpu")
+    done = flatrock(*ask)
+    assert done.exit_code == 2
+    assert "forward passes of the network per step" in done.output
+    assert "is sound, but cannot be trained yet" in done.output
+    assert "data.extra.file: there is no file more.npz; its makers publish it" in " ".join(done.output.split())
+    Path("more.npz").touch()
+    assert flatrock(*ask).exit_code == 0
+
+
 def test_the_header_of_a_recipe_names_what_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "# run:    flatrock train moons_at [" in flatrock("check", "moons_at", "--device", "cpu").output

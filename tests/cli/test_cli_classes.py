@@ -109,6 +109,9 @@ def test_one_worst_class_is_named(animals: Dataset, monkeypatch: pytest.MonkeyPa
     assert said in flatrock("eval", *OWN, "--per-class", *FEW).output
     labels = [3, 1, 5, 5]
     assert "worst classes: 1 bee, 5 fox, with 0.00 in" in flatrock("eval", *OWN, "--per-class", *FEW).output
+    flags = {"clean": torch.tensor([1, 1, 1, 1]).bool(), "fgsm": torch.tensor([1, 1, 1, 1]).bool()}
+    done = flatrock("eval", *OWN, "--per-class", *FEW)
+    assert "no class is worse than the others: 100.00 in the worst case" in done.output
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_any_work(run_folder: Path, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -14,7 +16,6 @@ from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result as Evaluation
 from flatrock.recipes.evaluate import adversarial_file, evaluate_run
-from flatrock.recipes.load import load_recipe
 from flatrock.recipes.restore import load
 
 FEW = ("--limit", "40", "--device", "cpu", "--no-doubt")
@@ -75,19 +76,21 @@ def test_the_recipes_own_attacks_with_a_surrogate_do_not_take_the_name_of_those_
     assert not evaluate_run(run_folder, surrogate=other_run)["whole_plan"]  # type: ignore[index]
 
 
+def with_attacks(run_folder: Path, place: Path, attacks: list[str]) -> Path:
+    """A copy of the run whose recipe.yaml names these attacks."""
+    copy = Path(shutil.copytree(run_folder, place / "run"))
+    file = copy / "recipe.yaml"
+    raw = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**raw, "evaluate": {**raw["evaluate"], "attacks": attacks}}))
+    return copy
+
+
 @pytest.mark.parametrize("attacks", [None, ["fgsm"]])
 def test_the_step_size_is_the_recipes(
-    run_folder: Path, other_run: Path, monkeypatch: pytest.MonkeyPatch, attacks: list[str] | None
+    run_folder: Path, other_run: Path, tmp_path: Path, attacks: list[str] | None
 ) -> None:
-    asked = load_recipe("digits_at", {"evaluate": {"attacks": ["pgd-3:step_size=0.01"]}}).evaluate
-    real = evaluate_run.__globals__["restored"]
-
-    def other_steps(*words: object) -> object:
-        model, recipe = real(*words)
-        return model, recipe.model_copy(update={"evaluate": asked})
-
-    monkeypatch.setattr("flatrock.recipes.evaluate.restored", other_steps)
-    result = evaluate_run(run_folder, surrogate=other_run, attacks=attacks, limit=5)
+    sized = with_attacks(run_folder, tmp_path, ["pgd-3:step_size=0.01"])
+    result = evaluate_run(sized, surrogate=other_run, attacks=attacks, limit=5)
     names = ["transfer-pgd-20:step_size=0.01", "transfer-cw-20:step_size=0.01"]
     assert list(result.per_attack) == [*(attacks or ["pgd-3:step_size=0.01"]), *names]
     assert result.attacks[names[0]]["by"]["step_size"] == 0.01
@@ -249,21 +252,12 @@ def test_threats_that_cannot_be_asked_about(run_folder: Path) -> None:
     assert sorted(run_folder.iterdir()) == before
 
 
-def test_step_sizes_of_the_recipe_are_for_its_own_threat(
-    run_folder: Path, other_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sized = load_recipe("digits_at", {"evaluate": {"attacks": ["fgsm", "pgd-3:step_size=0.01"]}}).evaluate
-    real = evaluate_run.__globals__["restored"]
-
-    def other_steps(*words: object) -> object:
-        model, recipe = real(*words)
-        return model, recipe.model_copy(update={"evaluate": sized})
-
-    monkeypatch.setattr("flatrock.recipes.evaluate.restored", other_steps)
-    assert "pgd-3:step_size=0.01" in evaluate_run(run_folder, eps=0.2, limit=5).per_attack
+def test_step_sizes_of_the_recipe_are_for_its_own_threat(run_folder: Path, other_run: Path, tmp_path: Path) -> None:
+    sized = with_attacks(run_folder, tmp_path, ["fgsm", "pgd-3:step_size=0.01"])
+    assert "pgd-3:step_size=0.01" in evaluate_run(sized, eps=0.2, limit=5).per_attack
     with pytest.raises(ConfigError, match=r"attacks pgd-3:step_size=0.01 have step sizes for linf eps 0.2, not for"):
-        evaluate_run(run_folder, eps=0.01, limit=5)
-    result = evaluate_run(run_folder, eps=0.01, attacks=["pgd-2"], surrogate=other_run, limit=5)
+        evaluate_run(sized, eps=0.01, limit=5)
+    result = evaluate_run(sized, eps=0.01, attacks=["pgd-2"], surrogate=other_run, limit=5)
     assert list(result.per_attack) == ["pgd-2", "transfer-pgd-20", "transfer-cw-20"]
     assert result.attacks["transfer-pgd-20"]["by"]["step_size"] == 0.01 / 4
 
@@ -287,3 +281,26 @@ def test_an_evaluation_is_not_resumed_under_another_threat(run_folder: Path, mon
     resumed = result_of(flatrock(*words, "0.05", "--resume"))
     assert torch.equal(resumed.worst, whole.worst)
     assert not list(run_folder.glob("*.part"))
+
+
+# What is finished
+
+
+def test_resume_reads_what_is_finished(run_folder: Path) -> None:
+    asked = ("eval", run_folder, "--attacks", "pgd-4", *FEW)
+    first = result_of(flatrock(*asked))
+    again = flatrock(*asked, "--resume")
+    assert "which was evaluated before" in again.output
+    assert result_of(again).to_json() == first.to_json()
+    assert "before" not in flatrock(*asked).output, "without it, it is made again"
+
+
+def test_a_result_is_stored_before_it_is_told(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that has seen enough (| head) closes the pipe."""
+
+    def closed(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("flatrock.cli.evaluate.show", closed)
+    flatrock("eval", run_folder, "--attacks", "pgd-6", *FEW)
+    assert (run_folder / "result-best-pgd-6-n40-seed0.json").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -185,4 +186,4 @@ def test_checkpoint_of_a_run_as_weights_is_sent_the_right_way(run_folder: Path) 
     path = run_folder / "best.safetensors"
     done = flatrock("eval", "--model", "digits_cnn", "--weights", path, "--data", "digits", *THREAT)
     assert done.exit_code == 2
-    assert f"without --weights, as in `flatrock eval {path}`" in done.output
+    assert f"without --weights, as in `flatrock eval {shlex.quote(str(path))}`" in done.output

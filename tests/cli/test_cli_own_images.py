@@ -39,7 +39,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("model.num_classes=3", "model.num_classes is 3, but 'folder' has 2 classes"),
         ("data.held_out=15", "cannot hold out 15 of the 20 samples"),
         ("train.batch_size=64", "batch_size must lie in 1..16"),
-        ("model.name=mnist_cnn", "the model takes inputs (1, 28, 28), 'folder' has (1, 8, 8)"),
+        ("model.name=mnist_cnn", "the model takes inputs (1, 28, 28), 'folder' has (1, 8, 8); set data.size=28 (and"),
     ],
 )
 def test_check_refuses_what_training_refuses(images: Path, tmp_path: Path, override: str, fault: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from table_cases import NAMES, TINY, lasting
 import flatrock as library
 import flatrock.recipes.reproduce as engine
 from flatrock.cli.reproduce import Told
+from flatrock.core.locks import locked
 from flatrock.core.rows import read_rows
+from flatrock.engine.folder import RunFolder
 from flatrock.recipes.reproduce_plan import Planned, plan_rows
 
 CPU = ("--device", "cpu")
@@ -254,6 +257,56 @@ def test_time_ends_between_parts(finished: Path, here: Path, monkeypatch: pytest
     again = flatrock("reproduce", *NAMES, *TINY, *CPU)
     assert again.exit_code == 0, again.output
     assert lasting(here / "runs/reproduce.json") == lasting(finished / "runs/reproduce.json")
+
+
+def test_a_row_has_one_who_makes_it(finished: Path, here: Path, calls: list[str]) -> None:
+    """From the look at what there is to the last evaluation: nobody trains anew what another has just finished."""
+    shutil.copytree(finished / "runs", here / "runs")
+    (plain,) = (here / "runs").glob(f"{NAMES[0]}-*")
+    shutil.rmtree(plain)
+    with locked(plain.with_name(f".{plain.name}.lock"), "making", plain):
+        done = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    assert (done.exit_code, calls) == (3, [])
+    assert f"process {os.getpid()} is making runs/{plain.name}" in done.output.replace("\n", "")
+
+
+def test_other_attacks_are_made_of_the_same_weights(here: Path, calls: list[str]) -> None:
+    def made(attacks: str) -> Any:
+        settings = "data: {limit: 512}, train: {epochs: 3, batch_size: 32, tensorboard: false}, select: {size: 40}"
+        Path("mine.yaml").write_text(f"{{base: digits_standard, {settings}, evaluate: {{attacks: [{attacks}]}}}}")
+        done = flatrock("reproduce", "mine.yaml", *CPU)
+        assert done.exit_code == 0, done.output
+        (row,) = read_rows(here / "runs/reproduce.json") or []
+        return row.scores["best"].right.keys()
+
+    assert made("fgsm") == {"clean", "fgsm"}
+    assert made("fgsm, pgd-2") == {"clean", "fgsm", "pgd-2"}
+    assert made("fgsm") == {"clean", "fgsm", "pgd-2"}, "more than asked for is there"
+    assert calls == ["train mine", "best mine", "best mine"]
+
+
+def test_rows_that_another_process_makes_are_left(finished: Path, here: Path, calls: list[str]) -> None:
+    """While it trains one, and while it evaluates one; so is what needs a run that it trains."""
+    shutil.copytree(finished / "runs", here / "runs")
+    (plain,), (at,) = (list((here / "runs").glob(f"{name}-*")) for name in NAMES)
+    (at / "result-best.json").unlink()
+    shutil.rmtree(plain)
+    plain.mkdir()
+    with RunFolder(plain).locked(), RunFolder(at).locked("evaluating"):
+        done = flatrock("reproduce", *NAMES, "digits_hat", "digits_mart", *TINY, *CPU)
+    assert done.exit_code == 3, done.output
+    assert calls == ["train digits_standard", "train digits_mart", "best digits_mart"], "one was asked for in vain"
+    told = done.output.replace("\n", "")
+    assert f"{plain.name}: process {os.getpid()} is training into runs/{plain.name}; wait for it" in told
+    assert f"{at.name}: process {os.getpid()} is evaluating runs/{at.name}; wait for it" in told
+    assert f"it needs runs/{plain.name}, into which another process is training" in told
+    assert "FAILED" not in told and "rows failed" not in told and told.count("not made ") == 3
+    assert not list((here / "runs").glob("*/failure.txt"))
+    assert [row.recipe for row in read_rows(here / "runs/reproduce.json") or []] == [*NAMES, "digits_mart"]
+    again = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    assert again.exit_code == 0, again.output
+    rows = {row["recipe"]: row for row in lasting(here / "runs/reproduce.json")}
+    assert [rows[name] for name in NAMES] == lasting(finished / "runs/reproduce.json")
 
 
 def test_other_rows_of_the_file_are_kept(finished: Path, here: Path) -> None:

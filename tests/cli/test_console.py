@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from flatrock.cli import console as module
-from flatrock.cli.console import TerminalProgress, clock, show
+from flatrock.cli.console import TerminalProgress, _line, clock, show
 from flatrock.reports.table import Table
 
 LONG = "training cifar10_trades_linf_mobilenetv2[/b]"
@@ -64,10 +64,34 @@ def test_terminal_fits_80_columns_and_is_left_clean(terminal: StringIO) -> None:
         raise RuntimeError
     lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]+", terminal.getvalue())]
     assert max(len(line) for line in lines) <= 80
-    assert any(line.startswith(f"{LONG}  epoch 1/200") for line in lines)
+    assert any(line.strip() == f"{LONG[:41]}…  epoch 1/200  clean 42.0  robust 31.2" for line in lines)
     assert any("1048576/170052171" in line and "ETA" in line and "/s" in line for line in lines)
     assert "a line [/b] above" in [line.strip() for line in lines]
     assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1, "cursor is back"
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (80, "training digits_at  epoch 3/30  clean 98.0  robust 74.3"),
+        (50, "training dig…  epoch 3/30  clean 98.0  robust 74.3"),
+        (36, "epoch 3/30  clean 98.0  robust 74.3"),
+    ],
+)
+def test_figures_survive_on_narrow_terminals(width: int, line: str) -> None:
+    assert _line("training digits_at", "epoch 3/30  clean 98.0  robust 74.3", width).plain == line
+
+
+def test_a_dumb_terminal_gets_lines(
+    now: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dumb = Console(force_terminal=True, markup=False, emoji=False, highlight=False, _environ={"TERM": "dumb"})
+    monkeypatch.setattr(module, "console", dumb)
+    with TerminalProgress() as progress:
+        progress.begin(LONG, 100)
+        now[0] += 11.0
+        progress.advance(30, "robust 31.2")
+    assert "30%" in capsys.readouterr().out
 
 
 def test_table_shows_brackets_in_names_and_labels(capsys: pytest.CaptureFixture[str]) -> None:

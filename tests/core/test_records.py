@@ -39,6 +39,12 @@ def test_accuracies_are_fractions_of_all_samples() -> None:
     assert result.robust == 2 / 7
 
 
+def test_a_result_says_its_accuracies_first() -> None:
+    said = "clean 0.8571, pgd-20 0.4286, cw-20 0.4286, robust 0.2857, E01"
+    assert repr(a_result()) == f"Result(7 samples, linf {8 / 255}: {said})"
+    assert repr(Result(threat={}, flags={"clean": flags("10")})) == "Result(2 samples, : clean 0.5000, robust 0.5000)"
+
+
 def test_a_sample_that_is_wrong_unperturbed_is_never_robust() -> None:
     result = Result(threat={}, flags={"clean": flags("0110"), "pgd": flags("1110")})
     assert result.worst.tolist() == [False, True, True, False]

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from flatrock.core.errors import DataError
+from flatrock.core.errors import ConfigError, DataError
 from flatrock.data.dataset import Dataset
-from flatrock.data.split import fair_subset, held_out_split
+from flatrock.data.split import fair_subset, held_out_split, some_samples
 
 
 def _dataset(counts: list[int], name: str = "toy") -> Dataset:
@@ -90,3 +90,20 @@ def test_digest_is_pinned() -> None:
 def test_impossible_sizes_are_refused(size: int) -> None:
     with pytest.raises(DataError, match=f"cannot hold out {size} of the 150 samples of 'toy'; choose 1 to 75"):
         held_out_split(_dataset([50] * 3), size=size)
+
+
+def test_classes_of_one_sample_have_none_to_hold_out() -> None:
+    with pytest.raises(
+        DataError, match=r"20 of the 2 samples of 'toy': .* no class has two; add samples, or set data\.held_out=0"
+    ):
+        held_out_split(_dataset([1, 1]), size=20)
+
+
+def test_the_first_samples_on_request() -> None:
+    data = _dataset([50, 60, 40])
+    assert torch.equal(some_samples(data, 70, first=True).ids, torch.arange(70))
+    assert torch.equal(some_samples(data, 500, first=True).ids, data.ids)
+    assert torch.equal(some_samples(data, 70, first=False).ids, fair_subset(data, 70).ids)
+    assert some_samples(data, None, first=False) is data
+    with pytest.raises(ConfigError, match="first: which samples a limit takes, but none is given"):
+        some_samples(data, None, first=True)

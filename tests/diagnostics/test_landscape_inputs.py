@@ -110,10 +110,15 @@ def test_sharpness_is_the_mean_rise_by_the_trapezoid_rule() -> None:
     assert record.rise_at(0.5) == pytest.approx([0.25, 0], abs=1e-9)
     coarse = curve([3.0, 2.0, 3.0])
     assert coarse.sharpness == pytest.approx([0.5])
-    assert coarse.rise_at(0.25) == pytest.approx([0.25]), "between grid points along a line"
+    with pytest.raises(StateError, match=r"no point at 0\.25; the nearest is 1, or measure more points"):
+        coarse.rise_at(0.25)
     tilted = curve([5.0, 3.0, 2.0, 2.5, 3.0])
     assert tilted.rise_at(1) == pytest.approx([2.0]), "the mean of both sides"
     assert tilted.rise_at(0.5) == pytest.approx([0.75])
+    assert tilted.rise_at(0.5 * (1 + 1e-12)) == pytest.approx([0.75]), "but for rounding"
+    thirds = curve([5.0, 4.0, 3.0, 2.0, 2.5, 3.0, 3.5])
+    for i, text in enumerate(("0.333333", "0.666667", "1")):
+        assert thirds.rise_at(float(text)) == pytest.approx([0.75 * (i + 1)]), "as it is printed"
     with pytest.raises(StateError, match="not to 2"):
         coarse.rise_at(2)
 

@@ -115,6 +115,7 @@ def test_a_radius_no_lifetime_can_reach_asks_for_more_noise() -> None:
         ({"sigma": 0.0}, "sigma must be a number > 0, got 0.0; it is the deviation of the noise in pixel units"),
         ({"sigma": -0.25}, "sigma must be a number > 0, got -0.25"),
         ({"sigma": float("nan")}, "sigma must be a number > 0, got nan"),
+        ({"sigma": 64}, "sigma must be at most 1, got 64; it is in pixel units of [0, 1]: write 64/255, 0.25"),
         ({"sigma": 0.25, "n": 0}, "n must be a whole number >= 1, got 0; usual are n0 100 and n 100000"),
         ({"sigma": 0.25, "n0": 0}, "n0 must be a whole number >= 1, got 0"),
         ({"sigma": 0.25, "n": 1e5}, "n must be a whole number >= 1, got 100000.0"),

@@ -137,6 +137,7 @@ def test_resume_with_another_recipe_names_the_keys(make_job: MakeJob, run: Path)
     for line in ("seed: 4 there, 9 asked for", "optimizer.lr: 0.4 there, 0.2 asked for", "attack.steps: 1 there, 3"):
         assert line in text
     assert "momentum" not in text
+    assert text.endswith("repeat the overrides the run began with, or choose another --run-dir")
     assert contents(run) == before
 
 
@@ -173,6 +174,8 @@ def test_unknown_which(run: Path) -> None:
         match="unknown checkpoint 'bets'; known: auto, average-best, average-last, best, last; did you mean 'best'",
     ):
         load_model(run, which="bets")
+    with pytest.raises(ConfigError, match=r"is named by its file, .*run.epoch-0003\.safetensors"):
+        load_model(run, which="epoch-3")
 
 
 @pytest.mark.parametrize("source", ["nowhere", "run/nothing.safetensors"])

@@ -115,7 +115,8 @@ def test_alone_everything_stays_as_it_is() -> None:
     said = object()
     assert ALONE.told(said) is said
     ALONE.check_alike({"w": tensor})
-    ALONE.check_same(["w"])
+    assert ALONE.agreed(["w"], anew=True) == ["w"]
+    assert ALONE.mean_found({"w": tensor, "v": None}, {}, 0.5) == {"w": tensor}
 
 
 def test_numbers_that_are_no_numbers_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from flatrock.engine import loop
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
-from flatrock.engine.state import check_finite
+from flatrock.engine.state import TrainState, check_finite
 from flatrock.engine.writer import Writer
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
@@ -258,3 +258,16 @@ def test_what_is_stored_may_lie_on_two_devices() -> None:
         bad = torch.full((2,), torch.inf, device=device)
         with pytest.raises(TrainingError, match="bad became non-finite"):
             check_finite({"weights": torch.ones(3, device="cuda"), "updates": torch.ones(()), "bad": bad})
+
+
+@pytest.mark.parametrize(
+    ("state", "when"),
+    [
+        (None, "non-finite; lower"),
+        (TrainState(epoch=2, step_in_epoch=7), "non-finite by step 7 of epoch 3; lower"),
+        (TrainState(epoch=2), "non-finite by the end of epoch 2; lower"),
+    ],
+)
+def test_what_is_not_finite_is_told_with_its_time(state: TrainState | None, when: str) -> None:
+    with pytest.raises(TrainingError, match=f"running_var became {when}"):
+        check_finite({"running_var": torch.tensor(float("nan"))}, state)

@@ -1,4 +1,4 @@
-"""E05 to E14: for each a model that deserves the doubt and one that does not; a sound model deserves none."""
+"""E05 to E15: for each a model that deserves the doubt and one that does not; a sound model deserves none."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.plans import Step, make_plan
 from flatrock.evaluation.tally import Tally
 from flatrock.models.sizes import rounded
+from flatrock.reports.table import comparison
 
 
 class Net(nn.Module):
@@ -569,3 +570,54 @@ def test_looking_for_e14_leaves_a_profiler_alone() -> None:
     finally:
         sys.setprofile(None)
     assert (seen[-1:], called) == (["forward"], [])
+
+
+# E15
+
+
+class Stuck(nn.Module):
+    """One class is far ahead of all others, whatever the input."""
+
+    def __init__(self, lead: float = 50.0) -> None:
+        super().__init__()
+        self.net = Net()
+        self.lead = lead
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits + self.lead * torch.eye(4)[1]
+
+
+@pytest.mark.parametrize("doubt", [False, True])
+def test_e15_one_answer_to_everything(doubt: bool) -> None:
+    x, y = data(64)[0], torch.arange(64) % 3
+    result = evaluate(Stuck().eval(), x, y, Linf(0.05), attacks=["pgd-3"], doubt=doubt)
+    assert codes(result) == ["E15"], "no budget changes such an answer: no E10"
+    assert "answers 1 to all 64 clean samples" in result.findings[0].message
+    assert result.robust == result.clean == pytest.approx(1 / 3, abs=0.02)
+    assert comparison({"m": result}).rows[0][0] == "m COLLAPSED"
+
+
+def test_e15_hides_no_masked_gradients() -> None:
+    """One answer to clean inputs, no gradients anywhere, and an attack without gradients that gets through."""
+    x, y = data(64)[0], torch.arange(64) % 3
+    masked = nn.Sequential(Coarse(), Stuck(lead=6.0)).eval()
+    assert masked(x).argmax(1).unique().tolist() == [1]
+    result = evaluate(masked, x, y, Linf(0.4), attacks=["pgd-3", "square:queries=300"], doubt=True)
+    assert result.per_attack["pgd-3"] == result.clean > result.robust
+    assert {"E15", "E06", "E10"} <= set(codes(result))
+
+
+class Coarse(nn.Module):
+    """Inputs of few levels: no gradient anywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (4 * x).round() / 4
+
+
+@pytest.mark.parametrize(("n", "several"), [(9, True), (64, False)])
+def test_e15_not_for_few_samples_or_those_of_one_class(n: int, several: bool) -> None:
+    y = torch.arange(n) % 3 if several else torch.ones(n, dtype=torch.long)
+    result = evaluate(Stuck().eval(), data(n)[0], y, Linf(0.05), attacks=["fgsm"])
+    assert "E15" not in codes(result)
+    assert comparison({"m": result}).rows[0][0] == "m"

@@ -77,9 +77,10 @@ def test_what_is_on_disk_is_not_computed_again(worker: Order, uninterrupted: Any
     assert {k: after[k] for k in before} == before
 
 
-def test_without_resume_it_starts_again(worker: Order, uninterrupted: Any, tmp_path: Path) -> None:
+def test_without_resume_nothing_is_lost(worker: Order, uninterrupted: Any, tmp_path: Path) -> None:
     journal, answer = tmp_path / "j", tmp_path / "answer"
     worker(journal=str(journal), answer=str(answer), chunks=5, later=0.0)
     (journal / "chunk-000001.safetensors").write_bytes(b"damaged")
-    assert worker(journal=str(journal), answer=str(answer)) == 0
+    assert worker(journal=str(journal), answer=str(answer)) != 0
+    assert worker(journal=str(journal), answer=str(answer), resume=True) == 0
     assert same(torch.load(answer, weights_only=True), uninterrupted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.exam import Exam
-from flatrock.evaluation.journal import Chunk, Journal
+from flatrock.evaluation.journal import Chunk, Journal, discard
 
 IDENTITY = {"model": "abc", "seed": 0, "attacks": {"pgd-3": {"steps": 3}}}
 
@@ -113,15 +114,22 @@ def test_another_evaluation_is_refused_with_what_differs(tmp_path: Path) -> None
 def test_a_damaged_name_is_refused(tmp_path: Path, content: bytes) -> None:
     written(tmp_path / "x.part", chunk(0, 1))
     (tmp_path / "x.part/exam.json").write_bytes(content)
-    with pytest.raises(StateError, match=r"exam\.json is damaged; start again without --resume"):
+    with pytest.raises(StateError, match=r"exam\.json is damaged; delete .*x\.part to start again"):
         Journal(tmp_path / "x.part", IDENTITY, resume=True)
 
 
-def test_without_resume_an_unfinished_evaluation_starts_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [IDENTITY["seed"], 5])
+def test_without_resume_an_unfinished_evaluation_is_not_lost(tmp_path: Path, seed: int) -> None:
     written(tmp_path / "x.part", chunk(0, 1), chunk(2, 3))
-    book = Journal(tmp_path / "x.part", {**IDENTITY, "seed": 5}, resume=False)
-    assert book.replay("pgd-3", torch.tensor([0, 1])) is None
-    assert [p.name for p in (tmp_path / "x.part").iterdir()] == ["exam.json"]
+    with pytest.raises(StateError, match=r"x\.part holds 2 finished batches .* go on with --resume .*, or delete it"):
+        Journal(tmp_path / "x.part", {**IDENTITY, "seed": seed}, resume=False)
+    assert Journal(tmp_path / "x.part", IDENTITY, resume=True).replay("pgd-3", torch.tensor([0, 1])) is not None
+
+
+def test_an_evaluation_that_had_finished_nothing_starts_over(tmp_path: Path) -> None:
+    written(tmp_path / "x.part")
+    Journal(tmp_path / "x.part", {**IDENTITY, "seed": 5}, resume=False)
+    assert json.loads((tmp_path / "x.part/exam.json").read_text())["seed"] == 5
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -153,7 +161,7 @@ def test_close_removes_the_folder(tmp_path: Path) -> None:
 
 
 def test_close_and_start_over_spare_what_others_put_there(tmp_path: Path) -> None:
-    written(tmp_path / "x.part", chunk(0))
+    written(tmp_path / "x.part")
     (tmp_path / "x.part/notes.txt").write_text("mine")
     book = Journal(tmp_path / "x.part", IDENTITY, resume=False)
     book.keep(chunk(0))
@@ -303,3 +311,41 @@ def test_only_the_same_question_is_resumed(tmp_path: Path, change: dict[str, Any
         other[0].bias[0] += 1e-6
     with pytest.raises(StateError, match=r"\(different: model\)"):
         evaluate(**{**asked, "model": other}, resume=True)
+
+
+def test_a_finished_evaluation_is_read_by_those_who_ask_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {**question(), "keep_adversarial": False, "journal": tmp_path / "x.part"}
+    whole = evaluate(**asked)
+    (tmp_path / "x.json").write_text(whole.to_json())
+    discard(tmp_path / "x.part")
+    made = attempts(monkeypatch)
+    assert evaluate(**asked, resume=True).to_json() == whole.to_json()
+    assert made == []
+    for change in (
+        {"doubt": True},
+        {"seed": 1},
+        {"batch_size": 9},
+        {"provenance": {"epoch": 3}},
+        {"keep_adversarial": True},
+    ):
+        evaluate(**{**asked, "resume": True, **change})
+        assert made, change
+        made.clear()
+        discard(tmp_path / "x.part")
+    (tmp_path / "x.json").write_text(whole.to_json()[:-9])
+    assert evaluate(**asked, resume=True).worst.equal(whole.worst)
+    assert made, "what is damaged is made again"
+
+
+def test_a_finished_evaluation_of_another_function_with_the_same_weights_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {**question(), "keep_adversarial": False, "journal": tmp_path / "x.part"}
+    (tmp_path / "x.json").write_text(evaluate(**asked).to_json())
+    discard(tmp_path / "x.part")
+    made = attempts(monkeypatch)
+    asked["model"].register_forward_hook(lambda module, inputs, output: output.flip(1))
+    evaluate(**asked, resume=True)
+    assert made

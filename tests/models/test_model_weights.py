@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def test_safetensors_and_torch_files_of_both_formats_give_the_same(tmp_path: Pat
         ({"model": PLAIN, "ema": SMOOTH}, "ema", ("model",), SMOOTH),
         ({"state_dict": PLAIN, "model_ema": {"state_dict": SMOOTH}}, "model_ema.state_dict", ("state_dict",), SMOOTH),
         ({"best": PLAIN, "last": LAST}, "last", ("best",), LAST),
+        ({"best_state_dict": SMOOTH, "net": PLAIN, "epoch": {"now": 3}}, "net", ("best_state_dict",), PLAIN),
         ({**PLAIN, "epoch": 3}, "", (), PLAIN),
     ],
 )
@@ -81,30 +83,40 @@ class Trap:
 
 
 def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
-    path = stored(tmp_path, {"state_dict": PLAIN, "trap": Trap(tmp_path / "sprung")})
-    with pytest.raises(StateError, match=r"would run code from the file, so it is refused"):
-        read_weights(path)
-    assert not (tmp_path / "sprung").exists()
+    for zipped in (True, False):
+        path = tmp_path / "w.pt"
+        content = {"state_dict": PLAIN, "trap": Trap(tmp_path / "sprung")}
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(StateError, match=r"would run code from the file, so it is refused"):
+            read_weights(path)
+        assert not (tmp_path / "sprung").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("content", "what", "entry"),
     [
-        ({"state_dict": PLAIN, "acc": np.float64(0.5)}, r"numpy\.\w+\.multiarray\.scalar"),
-        ({"state_dict": PLAIN, "args": argparse.Namespace(lr=0.1)}, r"argparse\.Namespace"),
-        (nn.Linear(2, 2), r"torch\.nn\.modules\.linear\.Linear"),
+        ({"state_dict": PLAIN, "acc": np.float64(0.5)}, r"numpy\.\w+\.multiarray\.scalar", "state_dict"),
+        ({"net": OrderedDict(PLAIN), "args": argparse.Namespace(ema=True)}, r"argparse\.Namespace", "net"),
+        ({**PLAIN, "args": argparse.Namespace(net=1)}, r"argparse\.Namespace", ""),
+        (nn.Linear(2, 2), r"torch\.nn\.modules\.linear\.Linear", ""),
+        ({"model": nn.Linear(2, 2)}, r"torch\.nn\.modules\.linear\.Linear", "model"),
     ],
 )
+@pytest.mark.parametrize("zipped", [True, False])
 def test_files_that_need_pickle_are_refused_with_the_reason_and_the_way_out(
-    tmp_path: Path, content: Any, what: str
+    tmp_path: Path, content: Any, what: str, entry: str, zipped: bool
 ) -> None:
-    path = stored(tmp_path, content)
+    path = tmp_path / "w.pt"
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(StateError, match=rf"holds a {what}, and reading it would run code") as error:
         read_weights(path)
     text = str(error.value)
     assert f"torch.load('{path}', map_location='cpu', weights_only=False)" in text
     assert "if you trust" in text
-    assert "d.state_dict()" in text
+    command = text[text.index('"') + 1 : text.rindex('"')].replace("'plain.pt'", f"'{tmp_path / 'plain.pt'}'")
+    exec(command, {})
+    found = read_weights(tmp_path / "plain.pt")
+    assert (found.entry, len(found.state)) == (entry, 2), "what is said works"
 
 
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])

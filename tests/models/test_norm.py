@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from flatrock.core.rng import Seed
 from flatrock.models.joint import Joint
 from flatrock.models.layers import activated
-from flatrock.models.norm import normalised, usual
+from flatrock.models.norm import PromptNorm2d, normalised, usual
 
 SHAPES = [(6, 4, 5, 3), (9, 7), (2, 3, 4), (5, 160, 4, 4)]
 
@@ -81,6 +81,13 @@ def test_a_relu_at_rest_lets_nothing_through() -> None:
     x, grad = draws((6, 4, 5, 3), 1)
     (_, *grads), _ = got(norm, x, grad, parts=1, relu=True)
     assert not any(g.any() for g in grads)
+
+
+def test_the_variance_of_a_dead_channel_is_none() -> None:
+    norm = PromptNorm2d(3, momentum=0.01, first=2)
+    normalised(norm, torch.zeros(8, 3, 4, 4), parts=2, relu=True, kernels=False)
+    assert norm.running_var is not None
+    assert norm.running_var.tolist() == [0, 0, 0]
 
 
 def test_second_derivatives_are_refused() -> None:

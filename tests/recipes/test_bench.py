@@ -22,6 +22,7 @@ from flatrock.recipes import bench as bench_module
 from flatrock.recipes.arithmetic import matmul_ceiling
 from flatrock.recipes.bench import bench
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import recipe_hash
 
 SMALL = ["train.batch_size=64", "data.limit=200"]
 
@@ -54,6 +55,13 @@ def test_costs_add_up() -> None:
     assert plain.attack_ms is None
     work = [c.tflops * c.ms_per_step for c in found.costs]
     assert work[2] - work[1] == pytest.approx(7 / 4 * (work[1] - work[0]), rel=1e-6), "each attack step is the same"
+
+
+def test_weights_to_begin_with_need_not_be_there() -> None:
+    recipe = load_recipe("digits_at", [*SMALL, "model.weights=gone.pt"])
+    given, drawn = bench([recipe, load_recipe("digits_at", SMALL)], rounds=1, steps=1).costs
+    assert given.recipe_hash == recipe_hash(recipe) != drawn.recipe_hash, "it is known by what it says all the same"
+    assert given.tflops * given.ms_per_step == pytest.approx(drawn.tflops * drawn.ms_per_step, rel=1e-6)
 
 
 def test_attacks_that_take_turns_are_measured_in_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

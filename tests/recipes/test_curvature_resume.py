@@ -107,10 +107,13 @@ def interrupted(*_: object) -> str:
     raise KeyboardInterrupt
 
 
-def test_without_resume_it_starts_anew(run: Path, whole: dict[str, Any]) -> None:
+def test_without_resume_nothing_is_lost(run: Path, whole: dict[str, Any]) -> None:
     part = begin(run, 7)
-    assert begin(run, 2) == part
-    assert len(part.read_text().splitlines()) == 3
+    kept = part.read_bytes()
+    with pytest.raises(StateError, match="holds finished parts of a measurement that was stopped; go on with --resume"):
+        measure_curvature(run / "last.safetensors", FEW, QUICK)
+    assert part.read_bytes() == kept
+    part.write_bytes(kept.splitlines()[0] + b"\n")  # nothing was finished
     assert told(measure_curvature(run / "last.safetensors", FEW, QUICK)[0]) == whole
     assert not part.exists()
 

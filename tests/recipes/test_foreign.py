@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,6 +143,15 @@ def test_normalisation_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPa
         on("svhn")
     assert on("cifar10", normalize="cifar10").clean == 1.0
     assert on("cifar10", normalize="none").clean < 0.9
+    # The same network from a factory that forgot it.
+    monkeypatch.setitem(sys.modules, "forgetful", SimpleNamespace(make=lambda: net))
+    options = {**options, "model": "forgetful:make", "weights": None}
+    with pytest.raises(
+        ConfigError, match=r"inputs are not normalised, .* say --normalize cifar10, or --normalize none"
+    ):
+        on("cifar10")
+    assert on("cifar10", normalize="cifar10").clean == 1.0
+    assert on("cifar10", normalize="none").clean < 0.9
 
 
 def test_faults_of_the_options_come_together(here: Path) -> None:
@@ -195,7 +206,7 @@ def test_out_does_not_take_the_place_of_anything_but_a_result(here: Path, conten
 @pytest.mark.parametrize(
     ("name", "kind", "text"),
     [
-        ("eleven", ConfigError, "foreign_module:eleven has 11 classes, but 'digits' has 10"),
+        ("eleven", ConfigError, "foreign_module:eleven has 11 classes, but 'digits' has 10; name the --data"),
         ("large", ModelError, r"large does not take inputs \[2, 1, 8, 8\] of 'digits': RuntimeError"),
         ("double", ModelError, "float64 weights but the inputs are torch.float32"),
         ("sequence", ModelError, "must return logits of shape"),
@@ -207,10 +218,19 @@ def test_networks_that_do_not_suit_the_data(name: str, kind: type[FlatrockError]
 
 
 def test_classes_asked_for_and_data_that_are_not_there(here: Path) -> None:
-    with pytest.raises(ConfigError, match="has 10 classes, but num_classes says 11"):
+    with pytest.raises(ConfigError, match="has 10 classes, but num_classes says 11; leave --num-classes out"):
         evaluate_foreign("foreign_module:net", **DIGITS, num_classes=11)
     with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz"):
         evaluate_foreign("foreign_module:net", **{**DIGITS, "data": "cifar10"}, data_folder=here)
     (here / "damaged.pt").write_bytes(b"<html>")
     with pytest.raises(StateError, match="web page"):
         evaluate_foreign("foreign_module:net", **DIGITS, weights="damaged.pt")
+
+
+def test_the_first_samples_have_a_file_of_their_own(here: Path) -> None:
+    first = evaluate_foreign("foreign_module:net", **{**DIGITS, "attacks": ["fgsm"]}, first=True)
+    assert first.ids is None, "a sample is its row"
+    assert first.provenance["data"].startswith("digits test, the first 40 of ")
+    assert str(store_foreign(first)) == "result-foreign_module_net-digits-linf0.125-fgsm-first40-seed0.json"
+    with pytest.raises(ConfigError, match="such as limit 1000"):
+        evaluate_foreign("foreign_module:net", **{**DIGITS, "limit": None}, first=True)

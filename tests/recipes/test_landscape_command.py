@@ -66,8 +66,8 @@ def test_the_command_draws_checkpoints_at_one_scale_and_records_again(run: Path,
     done = flatrock("landscape", run, "--which", "last,epoch-1", "--directions", "2", *FEW, "--out", out)
     assert done.exit_code == 0, done.output
     assert "epoch-0001" in done.output
-    assert "rise at 0.5" in done.output
-    assert "epoch-0001 minus last: rise at 0.5" in done.output
+    assert "rise at 1" in done.output, "of three points the nearest to 0.5"
+    assert "epoch-0001 minus last: rise at 1" in done.output
     assert {file.name for file in tmp_path.iterdir()} == {"figure.png", "figure.svg", "figure.html"}
     records = [Path(line.removeprefix("wrote ")) for line in done.output.splitlines() if line.startswith("wrote ")]
     again = flatrock("landscape", *records, "--out", tmp_path / "again")
@@ -90,6 +90,7 @@ def test_the_command_draws_surfaces(run: Path, tmp_path: Path, kind: str) -> Non
         (("--which", "epoch-9"), "keeps no epoch-9"),
         (("--points", "10"), "odd number"),
         (("--radius", "2"), "radius must lie in (0, 1]"),
+        (("--radius", "0.47"), "radius 0.47 is no point of the grid, 21 points to 1; the nearest is 0.5, or choose"),
         (("--radius", "x"), "radius: expected a number"),
         (("--ids", "1,b", "--kind", "input"), "whole numbers"),
         (("--span", "1/0"), "span: '1/0' divides by zero"),
@@ -124,8 +125,23 @@ def test_the_table_looks_as_far_as_the_grid_reaches(run: Path, tmp_path: Path, w
     assert f"rise at {words[1]}" in done.output
 
 
+@pytest.mark.parametrize(
+    ("points", "span", "near", "cure"), [("7", "1", "0.3", "0.333333"), ("3", "2/3", "0.9", "0.666667")]
+)
+def test_the_radius_a_refusal_names_is_taken(
+    run: Path, tmp_path: Path, points: str, span: str, near: str, cure: str
+) -> None:
+    few = ("--images", "10", "--attack", "none", "--directions", "1", "--device", "cpu", "--out", tmp_path / "near")
+    ask = ("landscape", run, *few, "--points", points, "--span", span, "--radius")
+    refused = flatrock(*ask, near)
+    assert refused.exit_code == 2 and cure in refused.output
+    done = flatrock(*ask, cure)
+    assert done.exit_code == 0, done.output
+    assert f"rise at {cure}" in done.output
+
+
 def test_the_radius_of_a_record_is_that_of_its_own_grid(run: Path, tmp_path: Path) -> None:
-    file = measure_landscape(run / "best.safetensors", Plan(**QUICK, span=2.0))[1]
+    file = measure_landscape(run / "best.safetensors", Plan(**{**QUICK, "points": 9}, span=2.0))[1]
     done = flatrock("landscape", file, "--radius", "1.5", "--out", tmp_path / "far")
     assert done.exit_code == 0, done.output
     assert "rise at 1.5" in done.output

@@ -37,7 +37,7 @@ def test_six_different_faults_are_reported_together() -> None:
     assert len(found) == 6
     beginnings = (
         "unknown recipe section 'trian'",
-        "optimizer.lr: got 'fast'",
+        "optimizer.lr: expected a number or a fraction such as 8/255, got 'fast'",
         "threat: Linf eps must lie in [0, 1], got 8.0",
         "objective: unknown objective 'trads'",
         "model.num_classes: got 7",
@@ -314,6 +314,21 @@ def test_what_torch_refuses_is_told_in_one_line() -> None:
 def test_a_word_in_place_of_a_section_is_explained() -> None:
     assert only_fault("digits_at", "objective=at") == (
         "objective: got 'at', but a section holds keys; write objective: {name: ...} or such"
+    )
+    assert only_fault("digits_at", "threat=null").endswith("write threat: {norm: ..., eps: ...} or such")
+    assert only_fault("digits_at", "data.augment=3").endswith("write data.augment: {crop: ...} or such")
+
+
+def test_a_value_is_told_once() -> None:
+    assert only_fault("digits_at", "optimizer.lr=0.1x") == (
+        "optimizer.lr: expected a number or a fraction such as 8/255, got '0.1x'"
+    )
+
+
+@pytest.mark.parametrize("name", ["../x", ".x", "a/b", "a\\b", ""])
+def test_a_name_that_leads_elsewhere_is_explained(name: str) -> None:
+    assert only_fault("digits_at", f"name={name}").startswith(
+        f"name: got {name!r}, but it is the name of the run's folder"
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.team import Team
 from flatrock.engine.loop import train
 from flatrock.recipes import cost
 from flatrock.recipes.build import build_job
@@ -68,6 +69,22 @@ def test_steps_are_those_of_the_loader(batch_size: int, tmp_path: Path) -> None:
     assert found.samples == 1097
     assert found.steps_per_epoch == len(job.loader)
     assert found.steps == len(job.loader) * recipe.train.epochs
+
+
+@pytest.mark.parametrize("batch_size", [64, 137, 273])  # 9, 1 and 5 beyond whole batches, of which 5 are too few for 3
+def test_several_devices_share_batches(batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = take_seconds(monkeypatch, repeat(0.2))
+    recipe = load_recipe("digits_at", [f"train.batch_size={batch_size}"])
+    job = build_job(recipe, folder=tmp_path / "r", team=Team(0, 3))
+    found = estimate(recipe, device=CPU, devices=3)
+    assert found.steps_per_epoch == len(job.loader)
+    assert {shape[0] for shape in shapes} == {-(-batch_size // 3)}
+    assert found.total_flops == estimate(recipe, device=CPU).total_flops
+
+
+def test_gpus_share_training_and_the_first_one_probes() -> None:
+    assert cost._turns(90.0, 6.0, torch.device("cuda", 0), 3) == 36
+    assert cost._turns(90.0, 6.0, CPU, 3) == 96, "there are no more cores than for one process"
 
 
 @pytest.mark.usefixtures("quick")

@@ -27,8 +27,9 @@ def test_another_value_is_another_training(name: str) -> None:
 
 
 def test_recipes_of_the_library_say_nothing_of_it() -> None:
-    """Their resolved form, which runs and their checkpoints hold, is what it was."""
-    assert [n for n in recipe_names() if "label_smoothing" in str(load_recipe(n).resolved())] == []
+    """Their resolved form, which runs and their checkpoints hold, is what it was; generated images have it."""
+    named = [n for n in recipe_names() if "label_smoothing" in str(load_recipe(n).resolved())]
+    assert [n for n in named if "_ddpm_" not in n] == []
 
 
 @pytest.mark.parametrize(

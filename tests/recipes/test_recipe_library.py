@@ -39,12 +39,27 @@ SHORT_OTHERS = ["hat", "hat_awp", "gat", "mart", "mart_awp", "alp", "atent"]
 SHORT = [f"cifar10_short_{m}" for m in ("standard", *SHORT_AT, *SHORT_TRADES, *SHORT_OTHERS)]
 PROTOCOLS = [*SHORT, "cifar10_full_at", "cifar10_full_at_awp", "cifar10_flagship"]
 FINETUNED = ["cifar10_standard_wrn34", "cifar10_atent_finetune_wrn34"]
-OTHERS = [*DIGITS, *FINETUNED, "moons_at", "moons_standard", *MNIST, *FLAT_MNIST, *NETWORKS, *OURS, *PROTOCOLS]
+HELPED = ["cifar10_gat_linf", "cifar10_hat_linf", "cifar10_standard"]
+EXTRA = [f"cifar10_{m}_wrn28" for m in ("standard", "rst_linf", "rst_smooth", "trades_ddpm_linf")]
+EXTRA += ["cifar10_hat_ddpm_linf"]
+OTHERS = [
+    *DIGITS,
+    *FINETUNED,
+    *HELPED,
+    *EXTRA,
+    "moons_at",
+    "moons_standard",
+    *MNIST,
+    *FLAT_MNIST,
+    *NETWORKS,
+    *OURS,
+    *PROTOCOLS,
+]
 IN_TABLES = [row for rows in TABLE_ROWS.values() for row in rows]
 EXPECTED = sorted(GRID + OTHERS + IN_TABLES)
 MEASURED = [*DIGITS, "moons_at", "moons_standard", *TABLE_ROWS["trh_moons"]]
 MEASURED += ["cifar10_at_fast", "cifar10_flagship", "cifar10_full_at", "cifar10_full_at_awp"]
-BASES = ["_at", "_atent", "_cifar10_short", "_digits", "_mart", "_paper", "_rat", "_trades"]
+BASES = ["_at", "_atent", "_cifar10_ddpm", "_cifar10_short", "_digits", "_mart", "_paper", "_rat", "_trades"]
 
 
 @cache
@@ -70,7 +85,7 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 174
+    assert len(EXPECTED) == len(set(EXPECTED)) == 248
     assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES

@@ -12,7 +12,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.recipes import load as module
 from flatrock.recipes.build import build_threat
 from flatrock.recipes.check import validate
-from flatrock.recipes.load import library, load_recipe, overlay, recipe_names
+from flatrock.recipes.load import library, load_recipe, load_seeds, overlay, recipe_names
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.text import recipe_text
 
@@ -87,6 +87,23 @@ def test_select_has_a_short_form(tmp_path: Path) -> None:
 def test_an_override_needs_a_key_and_a_value(text: str) -> None:
     with pytest.raises(ConfigError, match="an override is written key=value"):
         load_recipe("digits_at", [text])
+
+
+def test_every_fault_of_overrides_is_told_at_once() -> None:
+    wrong = ["train.epoch=3", "treat.eps=8/255", "foo", "attack.steps=x", "a=[1", "flatness.awp.gamma=1"]
+    with pytest.raises(ConfigError) as error:
+        load_recipe("digits_at", wrong)
+    told = ("train.epoch:", "'treat'", "got 'foo'", "got 'x'", "override 'a=[1'", "flatness has no 'awp'")
+    assert len(error.value.faults) == len(wrong)
+    assert all(any(text in fault for fault in error.value.faults) for text in told)
+    with pytest.raises(ConfigError) as error:
+        load_seeds("digits_at", ["train.epoch=3", "foo"], [0, 1])
+    assert len(error.value.faults) == 2
+
+
+def test_a_tab_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="YAML allows no tabs there: use spaces"):
+        load_recipe(write(tmp_path, "mine", "base: digits_at\ntrain:\n\tepochs: 3\n"))
 
 
 def test_an_override_below_a_value_is_refused() -> None:

@@ -62,11 +62,20 @@ def test_a_part_of_the_test_set_gets_the_verdicts_of_the_whole(run_folder: Path)
     run = train(build_job(load_recipe("digits_at", TWENTY_STEPS), folder=run_folder))
     ask: dict[str, Any] = {"attacks": ["pgd-1:step_size=0.05"], "norm": "linf", "eps": 0.1}
     whole, part = evaluate_run(run, **ask), evaluate_run(run, limit=50, **ask)
+    first = evaluate_run(run, limit=50, first=True, **ask)
     assert whole.ids is None
     assert part.ids is not None
+    assert first.ids is None, "a sample is its row"
     assert not torch.equal(part.ids, torch.arange(50))
     for name, flags in part.flags.items():
         assert torch.equal(flags, whole.flags[name][part.ids])
+        assert torch.equal(first.flags[name], whole.flags[name][:50])
+    assert first.provenance["data"] == f"digits test, the first 50 of {whole.n} samples"
+    names = [store_result(run, result).name for result in (part, first)]
+    assert [name.split("-linf-0.1-")[1] for name in names] == [
+        "pgd-1_step_size=0.05-n50-seed0.json",
+        "pgd-1_step_size=0.05-first50-seed0.json",
+    ]
 
 
 def test_another_question_has_another_file(run_folder: Path) -> None:
@@ -126,12 +135,21 @@ def write_npz(path: Path, labels: list[int]) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("name", "labels"), [("digits_at", [3] * 20), ("digits_trades", [-1] * 20)])
+@pytest.mark.parametrize(
+    ("name", "labels", "changes"),
+    [
+        ("digits_at", [3] * 20, {}),
+        ("digits_trades", [-1] * 20, {}),
+        ("digits_trades", [-1] * 20, {"attack": {"name": "gaussian", "sigma": 0.25}}),
+    ],
+    ids=["labelled", "unlabelled", "unlabelled and noise"],
+)
 def test_extra_images_are_mixed_into_every_batch(
-    name: str, labels: list[int], tmp_path: Path, run_folder: Path
+    name: str, labels: list[int], changes: dict[str, Any], tmp_path: Path, run_folder: Path
 ) -> None:
     file = write_npz(tmp_path / "more.npz", labels)
-    recipe = load_recipe(name, {**TWO_STEPS, "data.extra.file": str(file), "data.extra.fraction": "1/4"})
+    extra = {"data.extra.file": str(file), "data.extra.fraction": "1/4"}
+    recipe = load_recipe(name, {**TWO_STEPS, **extra, **changes})
     job = build_job(recipe, folder=run_folder)
     for batch in job.loader.epoch(0):
         assert batch.y[-4:].tolist() == labels[:4]

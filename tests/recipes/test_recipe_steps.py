@@ -33,6 +33,7 @@ SMALL_DATA = [n for n in recipe_names() if n.startswith(("digits", "moons"))]
 FILE_DATA = [n for n in recipe_names() if n not in SMALL_DATA]
 NARROW = {"model.name": "wide_resnet", "model.depth": 10, "model.width": 1}
 FEW_TOKENS = {"model.name": "vit", "model.depth": 1, "model.width": 12, "model.heads": 2, "model.patch": 8}
+THIN_HYBRID = {"model.name": "hybrid", "model.depth": 1, "model.width": 12, "model.heads": 2}
 # Of a published table, whose rows differ little, the default run takes these; of other recipes all but large networks.
 OF_TABLES = (
     "cifar10_trades_rat1_linf_eta030",
@@ -52,8 +53,16 @@ OF_TABLES = (
     "cifar10_atent_l2_noise",
     "cifar10_atent_linf_wrn34",
     "cifar10_trades_l2_resnet20",
+    "cifar10_at_s2o_vit_b",
+    "cifar100_trades_swa_vit_b",
+    "cifar10_trades_awp_vit_l",
+    "cifar100_at_trh_hybrid_l",
+    "imagenet_trades_trh_hybrid_l_l2",
 )
-QUICK = [n for n in FILE_DATA if n in OF_TABLES or (library()[n].parent != TABLES and "wrn34" not in n)]
+SHARED = [n for n in FILE_DATA if library()[n].parent == TABLES]
+QUICK = [n for n in FILE_DATA if n in OF_TABLES or (n not in SHARED and "wrn34" not in n)]
+# Transformers of 300 million parameters do not become better tested by two steps of each.
+WHOLE = [n for n in FILE_DATA if not n.removesuffix("_l2").endswith(("_vit_l", "_hybrid_l"))]
 
 
 def tiny(name: str, folder: Path, named_runs: NamedRuns, **changes: Any) -> Recipe:
@@ -101,7 +110,7 @@ def test_small_recipes_train_and_stop_after_two_steps(name: str, run_folder: Pat
 
 @pytest.mark.parametrize("name", QUICK)
 def test_two_steps(name: str, made_up_data: list[tuple[str, str]], run_folder: Path, named_runs: NamedRuns) -> None:
-    large = {"wide_resnet": NARROW, "vit": FEW_TOKENS}.items()
+    large = {"wide_resnet": NARROW, "vit": FEW_TOKENS, "hybrid": THIN_HYBRID}.items()
     network = load_recipe(name).model.name
     small = next((keys for beginning, keys in large if network.startswith(beginning)), {})
     recipe = tiny(name, run_folder, named_runs, **small)
@@ -111,7 +120,7 @@ def test_two_steps(name: str, made_up_data: list[tuple[str, str]], run_folder: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILE_DATA)
+@pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.usefixtures("made_up_data")
 def test_whole_runs_end_with_their_files(name: str, run_folder: Path, named_runs: NamedRuns) -> None:
     job = build_job(tiny(name, run_folder, named_runs), folder=run_folder)

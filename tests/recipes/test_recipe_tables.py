@@ -11,7 +11,7 @@ import pytest
 import yaml
 from recipe_table_cases import EXPECTED, WITHOUT
 
-from flatrock.recipes.load import TABLES, load_recipe
+from flatrock.recipes.load import TABLES, library, load_recipe, table_rows
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 
@@ -24,6 +24,8 @@ QUOTED = ("cifar10_mart_linf_wrn34", "cifar10_at_linf_wrn34_20")
 DATA_SETS = {"data.name", "data.augment.crop", "data.augment.flip", "model.num_classes", "optimizer.lr"}
 REGULARISERS = {"optimizer.l1", "optimizer.decay_on", "optimizer.weight_decay"}
 REGULARISERS |= {"data.augment.cutout", "data.augment.mixup"}
+TRADES = {"objective.name", "objective.beta", "attack.name"}
+RADII = {"threat.norm", "threat.eps", "attack.step_size"}
 THREATS = {"threat.norm", "threat.eps", "attack.step_size", "select.attack.step_size"}
 WALK = {
     f"attack.{k}" for k in ("name", "bn_mode", "average", "drift", "gamma", "noise", "project", "start", "step_size")
@@ -44,6 +46,10 @@ ABOUT = {
     "atent_s1": {"threat.eps", "model.name", *WALK},
     "atent_s3": set(),
     "trh_moons": {"flatness"},
+    "trh_table5": {"flatness", "model.name", "data.name", "model.num_classes", *TRADES},
+    "trh_table6": {"flatness", "model.name", "optimizer.weight_decay", *TRADES, *RADII},
+    "trh_table7": {"flatness", "data.name", "model.num_classes", *TRADES},
+    "trh_table8": {"flatness", "optimizer.weight_decay", *TRADES, *RADII},
 }
 HASHES = {
     "cifar10_at_l2_cutout": "63f3797a6ee51c60",
@@ -64,7 +70,7 @@ def loaded(name: str) -> Recipe:
 
 
 def text_of(table: str) -> str:
-    return (TABLES / f"{table}.yaml").read_text()
+    return library()[next(iter(EXPECTED[table]))].read_text()
 
 
 def header(table: str) -> list[str]:
@@ -83,6 +89,7 @@ def leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def test_the_tables_are_these() -> None:
     assert {p.stem for p in TABLES.iterdir()} == set(EXPECTED)
+    assert set(table_rows()) == {p.stem for p in TABLES.iterdir()}
 
 
 @pytest.mark.parametrize("table", EXPECTED)

@@ -16,7 +16,7 @@ from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.reproduce_plan import Planned, plan_rows
 from flatrock.recipes.train import train_recipe
 
-FOUND = {"clean": 80.0, "pgd-20": 50.0}
+FOUND = {"clean": 80.0, "fgsm": 55.0, "pgd-20": 50.0, "cw-20": 49.0}
 SMALL = {"data.limit": 512, "train.batch_size": 64, "train.epochs": 2, "train.tensorboard": False, "select.size": 40}
 
 
@@ -124,14 +124,19 @@ def test_two_recipes_do_not_share_a_folder() -> None:
 @pytest.mark.parametrize("status", ["finished", "running", "failed"])
 def test_a_run_of_another_recipe_is_refused(status: str) -> None:
     fake_run(Path("runs"), "digits_at", FOUND, overrides={"train.epochs": 3}, status=status)
-    fake_run(Path("runs"), "digits_mart", FOUND, overrides={"evaluate.attacks": ["pgd-20"]}, status=status)
-    faults = fault("digits_at", "digits_mart")
-    assert faults[0] == (
+    (told,) = fault("digits_at")
+    assert told == (
         "digits_at: runs/digits_at is a run of another recipe: train.epochs: 3 there, 20 asked for; remove it, or "
         "choose another place with --runs-dir"
     )
-    assert "evaluate.attacks: ['pgd-20'] there" in faults[1]
     assert names(plan_rows(["digits_at"], ["train.epochs=3"])) == ["digits_at"]
+
+
+def test_a_run_that_was_attacked_otherwise_is_evaluated_again() -> None:
+    fake_run(Path("runs"), "digits_mart", {"clean": 80, "pgd-20": 50}, overrides={"evaluate.attacks": ["pgd-20"]})
+    (row,) = plan_rows(["digits_mart"])
+    assert row.left() == ["best"]
+    assert plan_rows(["digits_mart"], {"evaluate.attacks": ["pgd-20"]})[0].folder != row.folder
 
 
 def test_a_folder_of_something_else_is_refused() -> None:

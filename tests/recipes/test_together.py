@@ -10,18 +10,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from team_cases import among_nets
+from attack_cases import Waits
+from team_cases import among_nets, in_one, in_processes
 
 import flatrock
 from flatrock.core.errors import ConfigError, StateError, TrainingError
+from flatrock.core.team import Team
 from flatrock.core.tensorfile import load
+from flatrock.engine.step import train_step
 from flatrock.recipes import together
+from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
 
 TWO = ["cpu", "cpu"]
@@ -118,7 +123,8 @@ FAILING = {
     "Raising": (TrainingError, r"on cpu: ValueError: no such luck \(where: r/failure\.txt\)\. No epoch was", "failed"),
     "Dying": (StateError, r"the process on cpu has ended \(exit code 3\)\. The run goes on .*--resume", "running"),
     "Gathering": (TrainingError, r"seen is not the same on all devices \(1 such", "failed"),
-    "Choosy": (TrainingError, r"has a gradient on some devices only \(2 such\); train on one device", "failed"),
+    "Choosy": (TrainingError, r"is trained \(requires_grad\) on some devices only \(2 such parameters\); t", "failed"),
+    "Thawing": (TrainingError, r"is trained \(requires_grad\) in the middle of an epoch and was not at its", "failed"),
 }
 
 
@@ -135,6 +141,59 @@ def test_a_process_that_fails_ends_the_others(network: str, monkeypatch: pytest.
     assert network != "Raising" or "in forward" in Path("r/failure.txt").read_text()
 
 
+ROUTED = ("model.name=team_nets:Routed", "train.batch_size=33", "seed=4", "optimizer.weight_decay=0.05")
+ROUTES = {
+    "standard": ["digits_standard", *ROUTED],
+    "at_awp": ["digits_at_awp", *ROUTED, "attack.steps=2", "threat={norm: l2, eps: 0.1}"],
+}
+
+
+def test_layers_that_some_batches_skip(tmp_path: Path) -> None:
+    """As one process trains them: what no sample of a step needs is neither decayed nor moved on by its momentum."""
+    loader = build_job(load_recipe(ROUTES["standard"][0], ROUTES["standard"][1:])).loader
+    parts = [list(islice(loader.epoch(0, 0, Team(rank, 2)), 4)) for rank in (0, 1)]
+    used = [[bool((batch.x.flatten(1).mean(1) > 0.37).any()) for batch in part] for part in parts]
+    assert used == [[False, True, False, False], [False, False, True, False]]
+    for name in ("two", "one"):
+        (tmp_path / name).mkdir()
+    leader, other = in_processes(2, ROUTES, tmp_path / "two")
+    alone = in_one(ROUTES, tmp_path / "one")
+    for case in ROUTES:
+        assert all(torch.equal(leader[case][key], other[case][key]) for key in leader[case])
+        for key, tensor in alone[case].items():
+            assert torch.allclose(leader[case][key], tensor, rtol=1e-5, atol=1e-6), (case, key)
+
+
+def test_only_who_misses_a_gradient_reads_what_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading waits for a GPU, and every step of an ordinary network would."""
+    monkeypatch.setattr(
+        "flatrock.core.team.dist.all_reduce", lambda flat: flat.add_(torch.tensor([0.5, 0.0, 0.5, 0.0]))
+    )
+    like = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    found = Team(0, 2).mean_found({"a": None, "b": None}, like, 0.5)
+    assert found == {"a": torch.tensor([0.5])}, "the other one has a, and nobody b"
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    whole = Team(0, 2).mean_found({"a": torch.ones(1), "b": torch.ones(1)}, like, 0.5)
+    assert whole == {"a": torch.tensor([1.0]), "b": torch.tensor([0.5])}
+
+
+@pytest.mark.parametrize("recipe", ["digits_standard", "digits_trades_awp_rat_swa"])
+def test_no_step_waits_for_a_gpu(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device, where no number can be read; noise only a CPU and a GPU have."""
+    asked: list[Any] = []
+    monkeypatch.setattr("flatrock.core.team.dist.all_reduce", lambda flat: asked.append(flat.numel()))
+    monkeypatch.setattr(Team, "_same", lambda team, names: names)
+    quiet = ["flatness=[awp, {name: rat, sigma: 0}]"] if "rat" in recipe else []
+    job = build_job(load_recipe(recipe, quiet), folder=tmp_path / "run", device="meta", team=Team(0, 2))
+    job.model.train()
+    batches = iter(job.loader.epoch(0, 0, job.team))
+    next(batches)  # the order of an epoch is drawn on the CPU
+    with Waits() as waits:
+        train_step(job, next(batches), step=1, guard=False)
+    assert waits.found == []
+    assert max(asked) > sum(p.numel() for p in job.model.parameters()), "gradients are sent"
+
+
 def test_an_error_of_all_is_told_by_the_first(tmp_path: Path) -> None:
     with pytest.raises(
         TrainingError, match=r"non-finite at step \d+: term .* \(its samples: failed_batch in r/run.json"
@@ -143,13 +202,34 @@ def test_an_error_of_all_is_told_by_the_first(tmp_path: Path) -> None:
     assert json.loads(Path("r/run.json").read_text())["status"] == "failed"
 
 
+def test_nothing_to_resume_is_told_once_by_the_caller(capfd: pytest.CaptureFixture[str]) -> None:
+    short = {**TINY, "train": {"epochs": 1, "batch_size": 200, "max_steps": 1, "tensorboard": False}}
+    with pytest.warns(UserWarning, match="there is nothing to resume in new; a new run begins") as told:
+        flatrock.train("digits_at", **short, folder="new", device=TWO, resume=True)
+    assert [warning.filename for warning in told] == [__file__]
+    assert "resume" not in capfd.readouterr().err, "no other process tells it"
+    listener = Listener()
+    flatrock.train("digits_at", **short, folder="newer", device=TWO, resume=True, progress=listener)
+    assert [text for kind, text in listener.told if kind == "say"] == [
+        "there is nothing to resume in newer; a new run begins"
+    ]
+
+
+def test_processes_end_at_once_and_lose_no_word(capfd: pytest.CaptureFixture[str]) -> None:
+    """A thread of the process group that lets go of a tensor while Python is taken apart aborts."""
+    talking = {**TINY, "model": {"name": "team_nets:Talking"}, "train": {"epochs": 1, "batch_size": 200}}
+    assert flatrock.train("digits_at", **talking, folder="r", device=TWO).status == "finished"
+    out = capfd.readouterr().out
+    assert "made" in out and "taken apart" not in out
+
+
 def test_what_cannot_be_shared_is_refused_at_once() -> None:
     mixed = {**TINY, "data": {"augment": {"mixup": 1.0}}, "train": {"epochs": 1, "batch_size": 3}}
     with pytest.raises(ConfigError) as refused:
         flatrock.train("digits_at", **mixed, device=TWO)
     assert len(refused.value.faults) == 2
     assert "mixup: samples are mixed with others of the whole batch; train on one device" in str(refused.value)
-    assert "train.batch_size: 3 leaves a device less than two samples of a kind" in str(refused.value)
+    assert "train.batch_size: 3 leaves one of 2 devices less than two samples of a kind" in str(refused.value)
     with pytest.raises(ConfigError, match="no device is named"):
         flatrock.train("digits_at", **TINY, device=[])
     twice = [torch.device("cuda"), torch.device("cuda:0")]

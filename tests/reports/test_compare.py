@@ -76,8 +76,10 @@ def test_averaged_weights_are_compared_where_they_are_kept(tmp_path: Path) -> No
     run = fake_run(tmp_path, "cifar10_short_at_swa", AT, averages=True)
     assert float(judged(str(run))[0].right["clean"].double().mean()) == 0.81
     (run / "result-average-best.json").rename(run / "result-best.json")
+    run = run.rename(tmp_path / "a b")
     with pytest.raises(
-        StateError, match=r"has no result-average-best.json; .*flatrock eval.*name one of result-best.json"
+        StateError,
+        match=r"no result-average-best.json; run `flatrock eval '.*a b'` first; or name one of result-best.json",
     ):
         judged(str(run))
 

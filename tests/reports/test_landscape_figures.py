@@ -14,7 +14,7 @@ from PIL import Image
 
 from flatrock.core.errors import ConfigError
 from flatrock.diagnostics.grid import Axis
-from flatrock.diagnostics.surface import Landscape
+from flatrock.diagnostics.surface import Landscape, nearest_radius
 from flatrock.reports.landscape import caption, draw_curves, flatness_table, labels, paired
 from flatrock.reports.landscape_page import draw_page
 from flatrock.reports.landscape_surfaces import draw_inputs, draw_surfaces
@@ -48,6 +48,30 @@ def test_the_table_says_how_flat() -> None:
     # Rises at 0.5 are 0.25 and 0.5; by the trapezoid rule x^2 has the mean 0.375 on this grid.
     assert table.rows[0] == ("a", "7", "0.500", "100.00", "0.375 ± 0.177", "0.562 ± 0.265")
     assert table.rows[1][4] == "0.188 ± 0.088"
+
+
+def test_a_rise_is_never_read_between_points() -> None:
+    """Along a line a parabola of three points would rise by 0.5 at 0.5, twice as much as it does."""
+
+    def coarse(name: str) -> Landscape:
+        fine = record("weight-1d", run=name)
+        return replace(fine, axis=AXIS[::2], values={key: rows[:, ::2] for key, rows in fine.values.items()})
+
+    table = flatness_table([coarse("a")])
+    assert (table.header[4], table.rows[0][4]) == ("rise at 1", "1.500 ± 0.707")
+    assert paired([coarse("a"), coarse("b")])[0].startswith("b minus a: rise at 1 0.000")
+
+
+def test_names_that_the_font_lacks_are_no_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    draw_curves([record("weight-1d", run="頑健"), record("weight-1d", run="b")], tmp_path / "curves.png")
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
+
+
+def test_of_two_points_as_near_the_smaller_is_taken() -> None:
+    axis = Axis(points=11, span=1.0).values
+    assert nearest_radius(axis, 0.5) == pytest.approx(0.4)
+    for points, span in ((21, 1.0), (3, 0.5)):
+        assert nearest_radius(Axis(points=points, span=span).values, 0.5) == 0.5, "the default grids have it"
 
 
 def test_surfaces_and_inputs_have_their_own_columns() -> None:

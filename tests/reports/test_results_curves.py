@@ -52,6 +52,11 @@ def test_what_is_drawn(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["AT", "AT, seed 1", "best epoch", "last epoch"]
+    draw_curves([replace(row, seed=seed) for seed in range(5)], FULL, tmp_path / "curves.png")
+    many = seen[1]
+    assert many.axes[0].get_legend() is None and len(many.legends[0].get_texts()) == 7
+    many.draw_without_rendering()
+    assert not many.legends[0].get_window_extent().overlaps(many.axes[0].get_window_extent())
 
 
 def test_a_file_or_nothing(row: Row, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from flatrock.attacks.catalog import ATTACKS
 from flatrock.core.rng import SampleGen, Seed
@@ -47,17 +49,85 @@ def gpu_waits(do: Callable[[], object]) -> int:
     return sum("synchroniz" in str(w.message) for w in caught)
 
 
+# Operations that read numbers to know how many there are, or which; what makes tensors of numbers of Python's.
+READERS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.")
+MAKERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
+INDEXERS = (Tensor.__getitem__, Tensor.__setitem__)
+
+
 class Waits(TorchDispatchMode):
-    """Collects the operations that would make the CPU wait for a GPU."""
+    """Collects the operations that would make the CPU wait for a GPU: who reads numbers, who sends some and waits.
+
+    Reading: a number, or how many entries of a mask are true. Sending, for which the meta device is taken for the GPU:
+    copies that were not asked to go on, tensors made of lists and numbers, lists and tensors of the CPU as indices or
+    beside a tensor of the device. Single numbers beside one travel with the kernel.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self._making = _Making(self.found)
+
+    def __enter__(self) -> Waits:
+        self._making.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._making.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(word in str(func) for word in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.")):
-            self.found.append(str(func))
-        return func(*args, **(kwargs or {}))
+        kwargs, name = kwargs or {}, str(func)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        sent = "copy" not in name and _meta(given) and any(t.device.type == "cpu" and t.dim() for t in given)
+        if sent or any(word in name for word in READERS) or _by_mask(name, args):
+            self.found.append(name)
+        done = func(*args, **kwargs)
+        places = {tensor.device for tensor in (*given, done) if isinstance(tensor, Tensor)}
+        if "copy" in name and len(places) > 1 and not _goes_on(func, args, kwargs):
+            self.found.append(name)
+        return done
+
+
+class _Making(TorchFunctionMode):
+    """Collects what sends numbers of Python's to the device: no operation tells of it."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in INDEXERS and _meta(args[:1]) and any(isinstance(part, list) for part in _parts(args[1])):
+            self.found.append(func.__name__)
+        done = func(*args, **kwargs)
+        if func in MAKERS and _meta([done]):
+            values = [*args, *kwargs.values()][func is Tensor.new_tensor]
+            self.found += [] if _meta([values]) else [func.__name__]
+        return done
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _meta(values: Sequence[Any]) -> bool:
+    """Whether one of these is a tensor of the meta device."""
+    return any(isinstance(value, Tensor) and value.device.type == "meta" for value in values)
+
+
+def _by_mask(name: str, args: Any) -> bool:
+    """Whether entries are read or written where a mask is true: someone must count them."""
+    masks = (torch.bool, torch.uint8)
+    return name.startswith(("aten.index.", "aten.index_put", "aten._index_put", "aten._unsafe_index")) and any(
+        isinstance(index, Tensor) and index.dtype in masks for index in args[1]
+    )
+
+
+def _goes_on(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a copy was asked not to wait; `copy_` may say so without a name."""
+    return bool(kwargs.get("non_blocking") or ("copy_." in str(func) and len(args) > 2 and args[2]))
 
 
 class Recorder(nn.Module):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import trh_table_cases as trh
+
 Options = dict[str, Any]
 
 
@@ -257,6 +259,10 @@ EXPECTED: dict[str, dict[str, Row]] = {
     "atent_s3": {"cifar10_atent_linf_wrn34": Row("cifar10_trades_linf", ATENT_LINF, S3)},
     "atent_s4": dict(atent_s4()),
     "trh_moons": {f"moons_at_trh_{k}": Row("moons_at", flat(method), "") for k, method in TRACES.items()},
+    "trh_table5": {name: Row(*row) for name, row in trh.table5()},
+    "trh_table6": {name: Row(*row) for name, row in trh.table6()},
+    "trh_table7": {name: Row(*row) for name, row in trh.table7()},
+    "trh_table8": {name: Row(*row) for name, row in trh.table8()},
 }
 
 # Rows that have no recipe are named in the header, with their figures.
@@ -271,4 +277,5 @@ WITHOUT = {
     "atent_s1": "MMA (clean 88.92, PGD-10 66.81 at 0.5, 37.22 at 1)|TRADES smoothing (clean 75.13, PGD-10 61.03|"
     "72.2 at radius 0, 55.41",
     "atent_s4": "282.04 +- 1.65|1128.21 +- 5.29",
+    "trh_table7": "(clean 88.4, AutoAttack 61.5)|(clean 85.8, AutoAttack 61.1)",
 }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatrock.core.team import ALONE, Team, joined
+from flatrock.core.team import ALONE, Team, joined, leave
 from flatrock.engine.checkpoint import model_tensors
 from flatrock.engine.follow import follow
 from flatrock.engine.loop import train
@@ -58,6 +58,7 @@ def member(rank: int, size: int, meeting: Path, cases: dict[str, list[str]], fol
     with joined(rank, [torch.device("cpu")] * size, meeting) as team:
         found = {name: trained(words, folder / name, team) for name, words in cases.items()}
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    leave(0)
 
 
 def in_processes(size: int, cases: dict[str, list[str]], folder: Path) -> list[dict[str, dict[str, Tensor]]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import time
 
 import torch
@@ -57,6 +59,16 @@ class Dying(Net):
         return super().forward(x)
 
 
+class Talking(Net):
+    """Says when it is made in the second process, and when Python is taken apart there."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        if _second():
+            sys.stdout.write("made\n")
+            atexit.register(sys.stdout.write, "taken apart\n")
+
+
 class Gathering(Net):
     """Keeps something of its own of every batch, which nobody averages."""
 
@@ -70,8 +82,8 @@ class Gathering(Net):
         return super().forward(x)
 
 
-class Choosy(Net):
-    """A layer of it is used in the second process only."""
+class Branched(Net):
+    """A layer beside the one of all samples, of the whole batch or of some of it."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -79,5 +91,39 @@ class Choosy(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1)
-        out: Tensor = self.head(flat + self.first(flat) if _second() else flat)
+        out: Tensor = self.head(flat + self.first(flat))
+        return out
+
+
+class Choosy(Branched):
+    """A layer of it is trained in the second process only."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.first.requires_grad_(_second())
+
+
+class Thawing(Branched):
+    """A layer of it is trained from the middle of an epoch on, in the second process only."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.first.requires_grad_(False)
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += self.training and torch.is_grad_enabled()
+        self.first.requires_grad_(_second() and self.steps > 3)
+        return super().forward(x)
+
+
+class Routed(Branched):
+    """The layer is for bright samples, which are rare; without any it is skipped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        bright = flat.mean(1, keepdim=True) > 0.37
+        if bright.any():
+            flat = torch.where(bright, flat + self.first(flat), flat)
+        out: Tensor = self.head(flat)
         return out

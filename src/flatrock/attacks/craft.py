@@ -19,6 +19,9 @@ from flatrock.core.types import Attack
 # Rounding in float32 may leave ball and box by about 1e-7; anything above this is a fault.
 SLACK = 1e-6
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+# Inputs without a negative number whose largest is one of these have not been divided by 255; of normalised ones it is
+# less.
+BYTES = (8, 255)
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -76,7 +79,8 @@ def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> Tensor:
         return x
     low, high = float(x.min()), float(x.max())
     if low < -SLACK or high > 1 + SLACK:
-        raise ThreatError(f"inputs must lie in [0, 1], got [{low:.3g}, {high:.3g}]; put normalisation inside the model")
+        cure = "use x / 255" if BYTES[0] < high <= BYTES[1] and low >= 0 else "put normalisation inside the model"
+        raise ThreatError(f"inputs must lie in [0, 1], got [{low:.3g}, {high:.3g}]; {cure}")
     diameter = math.sqrt(x[0].numel())
     if threat.eps > diameter:
         raise ThreatError(f"eps {threat.eps:g} exceeds the diameter {diameter:.3g} of the input box; write 128/255?")
@@ -150,7 +154,10 @@ def _check_shape(logits: Tensor, x: Tensor, y: Tensor) -> None:
     """One row of logits per input, and a class for every label; else ModelError."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != x.shape[0]:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ModelError(f"the model must return logits of shape ({x.shape[0]}, classes), got {shape}")
+        cure = "one row per input" if isinstance(logits, Tensor) else "the logits alone, such as model(x)[0]; wrap it"
+        raise ModelError(
+            f"the model must return logits of shape ({x.shape[0]}, classes), got {shape}; let it return {cure}"
+        )
     if logits.shape[1] < 2:
         raise ModelError("the model returns one column; a classifier needs one logit per class (2 or more)")
     if y.numel() and (int(y.min()) < 0 or int(y.max()) >= logits.shape[1]):

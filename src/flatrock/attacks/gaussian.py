@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from flatrock.core.options import weight
+from flatrock.core.errors import ConfigError
+from flatrock.core.options import noise_fault, weight
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
 
@@ -26,6 +27,8 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         weight("gaussian", "sigma", self.sigma)
+        if told := noise_fault(self.sigma):
+            raise ConfigError(f"gaussian sigma {told}")
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, human, say
-from flatrock.core.device import pick_device
+from flatrock.core.device import named_devices, pick_device
 from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.provenance import device_name
+from flatrock.core.team import Team
 from flatrock.data.catalog import DAMAGED, default_folder, found, info
 from flatrock.data.source import SPLITS
-from flatrock.recipes.build import build_job
-from flatrock.recipes.cost import estimate
+from flatrock.recipes.build import build_job, extra_fault
+from flatrock.recipes.cost import Cost, estimate
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.start import start_fault, start_faults
 from flatrock.recipes.text import recipe_text
+from flatrock.recipes.together import device_faults
 
 # Damaged images that are named.
 MOST_SHOWN = 20
@@ -30,7 +34,9 @@ def run(
     recipe: Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, for example train.epochs=3")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda: where the cost is estimated")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="where it is to be trained: auto, cpu, cuda; all, or cuda:0,cuda:1: they share batches")
+    ] = "auto",
     every_image: Annotated[
         bool, typer.Option("--every-image", help="decode every image of a folder, and name those that cannot be")
     ] = False,
@@ -41,21 +47,37 @@ def run(
         say(recipe_text(chosen, called=recipe))
         if every_image:
             _look_at_images(chosen, data_dir)
-        where = pick_device(device)
-        cost = estimate(chosen, device=where, samples=_counted(chosen, data_dir))
+        where = [pick_device(one) for one in named_devices(device)]
+        cost = estimate(
+            chosen, device=where[0], samples=_counted(chosen, data_dir, devices=len(where)), devices=len(where)
+        )
         _line("recipe", f"{chosen.name}, valid, hash {recipe_hash(chosen)}")
         _line("data", _place(chosen, data_dir))
-        _line("parameters", f"{cost.parameters:,}")
-        if cost.steps is None or cost.seconds is None or cost.total_flops is None:
-            _line("not checked", "number, size and classes of the images, which training may refuse; give --data-dir")
-        else:
-            _line("steps", f"{cost.steps:,} ({cost.steps_per_epoch:,} per epoch over {cost.samples:,} samples)")
-            _line("passes", f"{cost.forwards_per_step} forward passes of the network per step")
-            _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
-            _line("time", f"about {human(cost.seconds)} on {device_name(where)}")
-            say("  (time extrapolated from one batch: an order of magnitude)")
-        if faults := tuple(fault for fault in (helper_fault(chosen), start_fault(chosen)) if fault):
+        _tell_cost(cost, chosen.train.batch_size, where)
+        sources = [fault for fault in (extra_fault(chosen), helper_fault(chosen), start_fault(chosen)) if fault]
+        if faults := (*device_faults(chosen, where), *sources):
             raise ConfigError(f"recipe {chosen.name} is sound, but cannot be trained yet:", faults)
+
+
+def _tell_cost(cost: Cost, batch_size: int, where: Sequence[torch.device]) -> None:
+    """The numbers, and what of them several devices share."""
+    _line("parameters", f"{cost.parameters:,}")
+    if len(where) > 1:
+        most, least = (Team(rank, len(where)).rows(batch_size) for rank in (0, len(where) - 1))
+        part = f"{most}" if most == least else f"{least} or {most}"
+        _line("devices", f"{len(where)}, each with {part} of the {batch_size} samples of a batch (docs/speed.md)")
+    if cost.steps is None or cost.seconds is None or cost.total_flops is None:
+        _line("not checked", "number, size and classes of the images, which training may refuse; give --data-dir")
+        return
+    _line("steps", f"{cost.steps:,} ({cost.steps_per_epoch:,} per epoch over {cost.samples:,} samples)")
+    _line("passes", f"{cost.forwards_per_step} forward passes of the network per step")
+    _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
+    name, beside = device_name(where[0]), ""
+    if len(where) > 1:
+        name = f"{len(where)} x {name}" if where[0].type == "cuda" else f"{name}, whose cores they share"
+        beside = "; what devices send to each other is not counted"
+    _line("time", f"about {human(cost.seconds)} on {name}")
+    say(f"  (time extrapolated from one batch: an order of magnitude{beside})")
 
 
 def _place(recipe: Recipe, folder: Path | None) -> str:
@@ -64,14 +86,14 @@ def _place(recipe: Recipe, folder: Path | None) -> str:
     return found(recipe.data.name, folder) or missing
 
 
-def _counted(recipe: Recipe, folder: Path | None) -> int | None:
+def _counted(recipe: Recipe, folder: Path | None, *, devices: int) -> int | None:
     """How many samples of one's own images are trained on, where they can be looked at; None if that is known without.
 
     Everything training needs is made of them, so that what it would refuse is refused here.
     """
     if info(recipe.data.name).input_shape is not None or (folder is None and found(recipe.data.name) is None):
         return None
-    return build_job(recipe, data_folder=folder).loader.samples
+    return build_job(recipe, data_folder=folder, team=Team(0, devices)).loader.samples
 
 
 def _look_at_images(recipe: Recipe, folder: Path | None) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import TracebackType
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
@@ -42,8 +43,16 @@ class _TwoLines(Bars):
     def get_renderables(self) -> Iterable[RenderableType]:
         """What is drawn."""
         for task in self.tasks:
-            yield Text(f"{task.description}  {task.fields['note']}", no_wrap=True, overflow="ellipsis")
+            yield _line(task.description, task.fields["note"], self.console.width)
         yield self.make_tasks_table(self.tasks)
+
+
+def _line(task: str, note: str, width: int) -> Text:
+    """The task and its figures; where both are too wide the name of the task is cut short, which is known anyway."""
+    name, room = Text(task), width - cell_len(note) - 2
+    name.truncate(max(room, 1), overflow="ellipsis")
+    parts = (name, f"  {note}") if room > 3 else (note,)
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
 class TerminalProgress:
@@ -73,7 +82,7 @@ class TerminalProgress:
         self._task, self._named, self._total, self._done = task, False, total, done
         self._told = time.monotonic()
         self._mark, self._anew = (self._told, done), [done + 1, done + WARM] if total - done > WARM else []
-        if console.is_terminal:
+        if console.is_terminal and not console.is_dumb_terminal:  # rich draws no bar on a dumb one
             self._bars = _TwoLines(
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),

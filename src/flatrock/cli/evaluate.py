@@ -43,7 +43,8 @@ Which = Annotated[
 ]
 Norm = Annotated[str | None, typer.Option(help="of the threat: linf or l2; a run's own if left out")]
 Eps = Annotated[str | None, typer.Option(help="radius of the threat, e.g. 8/255; a run's own if left out")]
-Limit = Annotated[int | None, typer.Option(min=1, help="only so many test samples")]
+Limit = Annotated[int | None, typer.Option(min=1, help="only so many test samples, equally many of each class")]
+First = Annotated[bool, typer.Option("--first", help="with --limit: the first so many of the test set instead")]
 BatchSize = Annotated[int | None, typer.Option(min=1)]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half, full")]
@@ -68,6 +69,7 @@ def run(
     norm: Norm = None,
     eps: Eps = None,
     limit: Limit = None,
+    first: First = False,
     batch_size: BatchSize = None,
     data_dir: DataDir = None,
     precision: Precision = "auto",
@@ -94,7 +96,7 @@ def run(
     chosen = None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()]
     shown = _Shown(gallery)
     how: dict[str, Any] = {"which": which, "norm": norm, "eps": eps, "attacks": chosen, "surrogate": surrogate}
-    how |= {"limit": limit, "batch_size": batch_size, "precision": precision, "doubt": doubt}
+    how |= {"limit": limit, "first": first, "batch_size": batch_size, "precision": precision, "doubt": doubt}
     how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
     how |= {"on_data": shown.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
@@ -106,12 +108,13 @@ def run(
             if several:
                 say(f"seed {number}")
             found[number] = _evaluated(source, own, **how, seed=number, device=device)
-            _tell(found[number], shown.names if per_class else None)
-        # Not before all are there: until a result is stored its finished batches are kept, so that --resume has them.
-        for result in found.values():
-            kept = result if keep_adversarial else replace(result, adversarial=None)
-            stored = store_foreign(kept, out) if source is None else store_result(source, kept)
-            _draw(result, stored, shown, csv)
+            kept = found[number] if keep_adversarial else replace(found[number], adversarial=None)
+            # Stored before a word is said: who reads only the first lines (| head) has all of it; shown in any case.
+            try:
+                stored = store_foreign(kept, out) if source is None else store_result(source, kept)
+            finally:
+                _tell(found[number], shown.names if per_class else None)
+            _draw(found[number], stored, shown, csv)
             if keep_adversarial:
                 say(f"wrote {adversarial_file(stored)}")
         if several:
@@ -228,6 +231,9 @@ def _tell_classes(result: Result, names: Sequence[str]) -> None:
     say()
     show(_narrow(class_table(result, names)), "class by class")
     worst = worst_classes(result)
+    if len(worst) == len(result.by_class):
+        say(f"no class is worse than the others: {percent(result.robust)} in the worst case")
+        return
     called = ", ".join(class_name(c, names) for c in worst) if len(worst) <= NAMED else f"{len(worst)} of {len(names)}"
     robust = percent(result.by_class[worst[0]].robust)
     say(

@@ -14,7 +14,8 @@ from flatrock.cli.shared import beside, check_out, named, numeric, words
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Progress
-from flatrock.diagnostics.surface import Landscape
+from flatrock.diagnostics.grid import Axis
+from flatrock.diagnostics.surface import Landscape, nearest_radius, on_grid
 from flatrock.recipes.checkpoints import checkpoints
 from flatrock.recipes.foreign_model import ForeignModel
 from flatrock.recipes.landscape import check_comparable, measure_landscape
@@ -47,7 +48,8 @@ Images = Annotated[int | None, typer.Option(help="how many samples, equally many
 Ids = Annotated[str | None, typer.Option(help="images of an input landscape by their place in the data, e.g. 3,17")]
 AttackName = Annotated[str | None, typer.Option("--attack", help="made anew at every point; pgd-10, or none")]
 Radius = Annotated[
-    str | None, typer.Option(help="how far from the middle the table looks, in filter norms; 0.5, or the span if less")
+    str | None,
+    typer.Option(help="a point of the axis: how far from the middle the table looks, in filter norms; nearest to 0.5"),
 ]
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half (bfloat16), full")]
 BatchSize = Annotated[int | None, typer.Option(min=1)]
@@ -121,13 +123,25 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _radius(plan: Plan, found: Sequence[Found], radius: float | None) -> float:
-    """How far the table looks: RADIUS, or what is asked for; every grid must reach it."""
-    reach = min(item.axis[-1] if isinstance(item, Landscape) else plan.span or 1.0 for item in found)
+    """How far table and figure look: RADIUS, or what is asked for; of that every grid must have a point.
+
+    Where a grid has none at RADIUS the table takes the nearest, and says so.
+    """
+    own = Axis(points=plan.points or 0, span=plan.span or 1.0).values
+    axis = min((item.axis if isinstance(item, Landscape) else own for item in found), key=lambda axis: axis[-1])
+    reach = axis[-1]
     if radius is None:
         return min(RADIUS, reach)
-    if plan.kind == "weight-1d" and not 0 < radius <= reach:
+    if plan.kind != "weight-1d":
+        return radius
+    if not (0 < radius <= reach or on_grid(axis, radius)):
         raise ConfigError(f"radius must lie in (0, {reach:g}], the span of the grid, got {radius:g}")
-    return radius
+    if not on_grid(axis, radius):
+        raise ConfigError(
+            f"radius {radius:g} is no point of the grid, {len(axis)} points to {reach:g}; the nearest is "
+            f"{nearest_radius(axis, radius):g}, or choose other --points"
+        )
+    return nearest_radius(axis, radius)
 
 
 def look(

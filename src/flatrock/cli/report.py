@@ -32,7 +32,7 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
         check_page(out, out.with_suffix(".png"))
         found = recognised(results, read_rows, "flatrock results")
         rows = [row for _, part in found for row in part]
-        known = known_papers(papers, results[0].parent, {row.protocol for row in rows})
+        known = known_papers(papers, results[0].parent, {row.recipe: row.protocol for row in rows})
         twice = repeated(rows)
         if twice:
             raise ConfigError(f"{twice[0].recipe} with seed {twice[0].seed} is in the files twice; leave one out")

@@ -28,11 +28,11 @@ from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.reproduce import Listener, Outcome
 from flatrock.recipes.reproduce_plan import NEW, Planned
 from flatrock.recipes.results import changes
-from flatrock.reports.claims import tally_lines
+from flatrock.reports.claims import more_differences, tally_lines
 from flatrock.reports.results import overview
 from flatrock.reports.table import Table
 
-# Some rows failed; all went well, but --limit-minutes left some for the next time.
+# Some rows failed; all went well, but --limit-minutes or another process left some for the next time.
 FAILED, UNFINISHED = 1, 3
 Words = Annotated[
     list[str],
@@ -137,6 +137,10 @@ class Told(Listener):
         say(("FAILED: ", "bold red"), f"{planned.folder.name}: {why}", to=errors)
         self._whole = False
 
+    def busy(self, planned: Planned, why: str) -> None:
+        """By whom."""
+        say(("left ", "yellow"), f"{planned.folder.name}: {why}", to=errors)
+
     def added(self, planned: Planned, rows: Sequence[Row]) -> None:
         """The table so far."""
         if self._whole:
@@ -152,16 +156,18 @@ def _tell_outcome(table: Prepared, outcome: Outcome) -> None:
         tell_changes(outcome.rows)
     rows = table.known()
     papers = table.figures(rows)
-    lines = {
-        key: tally_lines(part, [row for row in rows if row.protocol == key], papers)
-        for key, part in papers.protocols.items()
-    }
+    lines = {key: tally_lines(part, papers.runs(key, rows)) for key, part in papers.protocols.items()}
     for key in filter(lines.get, lines):
         say("\n".join([f"of the differences papers print, {key}:", *(f"  {line}" for line in lines[key])]))
     if outcome.rows and not any(lines.values()):
         say("papers print no difference between two of these rows as their recipes say")
+    known = {row.recipe for row in rows if row.comparable}
+    for key, part in papers.protocols.items():
+        if wanted := more_differences(part, known):
+            say(f"{key}, differences: {wanted}")
     for planned in outcome.left:
-        say(("not made ", "yellow"), f"{planned.folder.name}: no time was left; the same command goes on")
+        why = outcome.busy.get(planned.folder, "no time was left")
+        say(("not made ", "yellow"), f"{planned.folder.name}: {why}; the same command goes on")
     if outcome.problems:
         say(f"{len(outcome.problems)} of {len(table.rows)} rows failed", to=errors)
 
@@ -178,6 +184,10 @@ def _tell_plan(table: Prepared) -> None:
     show(Table(("run", "training", "left", "time of training"), tuple(lines)))
     todo = sum(bool(row.left()) for row in table.rows)
     say(f"{len(lines)} rows, {len(lines) - todo} of them done; results in {table.out}, page {table.page}")
+    for key, text in table.outlooks().items():
+        say(f"{key}: {text}")
+    if changed := sum(bool(changes(row.recipe)) for row in table.rows):
+        say(f"{changed} of them are changed by overrides, and compared with no paper")
     known = [seconds for seconds in times if seconds is not None]
     if sum(known):
         more = f" beside {times.count(None)} of unknown length" if None in times else ""

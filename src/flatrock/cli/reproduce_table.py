@@ -15,7 +15,8 @@ from flatrock.core.rows import SCHEMA, Row, read_rows
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.reproduce import Listener, Outcome, reproduce_rows
 from flatrock.recipes.reproduce_plan import Overrides, Planned, plan_rows
-from flatrock.recipes.results import leaves
+from flatrock.recipes.results import changes, leaves, protocol
+from flatrock.reports.claims import outlook
 from flatrock.reports.papers import Papers, known_papers
 from flatrock.reports.results_files import write_results
 
@@ -39,7 +40,14 @@ class Prepared:
 
     def figures(self, rows: Sequence[Row]) -> Papers:
         """What the papers print, as far as it concerns these rows."""
-        return known_papers(self.papers, self.out.parent, {row.protocol for row in rows})
+        return known_papers(self.papers, self.out.parent, {row.recipe: row.protocol for row in rows})
+
+    def outlooks(self) -> dict[str, str]:
+        """What papers print about the rows to be and those that are there, by protocol; changed rows aside."""
+        names = {row.recipe.name: protocol(row.recipe.name) for row in self.rows if not changes(row.recipe)}
+        names |= {row.recipe: row.protocol for row in self.known() if row.comparable}
+        parts = known_papers(self.papers, self.out.parent, names).protocols
+        return {key: text for key, part in parts.items() if (text := outlook(part, names))}
 
     def make(
         self,

@@ -40,6 +40,10 @@ class StateError(FlatrockError):
     """A run folder, checkpoint or record on disk cannot be used as asked."""
 
 
+class BusyError(StateError):
+    """Another process is at work in a run folder: what is asked for can be done once it has ended."""
+
+
 class TrainingError(FlatrockError):
     """Training cannot go on: a loss became non-finite, at `step` where that is known, or the run collapsed."""
 

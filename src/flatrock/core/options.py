@@ -31,6 +31,13 @@ def count(owner: str, name: str, value: int, *, least: int) -> None:
         raise ConfigError(f"{owner} {name} must be a whole number >= {least}, got {value!r}")
 
 
+def noise_fault(sigma: float) -> str:
+    """What is wrong with noise of this deviation on inputs in [0, 1]: above 1 it was meant for 0..255; else nothing."""
+    if sigma <= 1:
+        return ""
+    return f"must be at most 1, got {sigma:g}; it is in pixel units of [0, 1]: write {sigma:g}/255, {sigma / 255:.2g}"
+
+
 def choose(owner: str, name: str, value: str, choices: Iterable[str]) -> None:
     """A named variant is one of the choices."""
     known = list(choices)

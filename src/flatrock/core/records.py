@@ -100,6 +100,11 @@ class Result:
     ids: Tensor | None = None
     labels: Tensor | None = None
 
+    def __repr__(self) -> str:
+        shares = {"clean": self.clean, **self.per_attack, "robust": self.robust}
+        told = ", ".join([*(f"{k} {v:.4f}" for k, v in shares.items()), *(f.code for f in self.findings)])
+        return f"Result({self.n} samples, {' '.join(map(str, self.threat.values()))}: {told})"
+
     @property
     def n(self) -> int:
         """Number of samples."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,7 @@ class Team:
 
     rank: int = 0
     size: int = 1
+    _agreed: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def alone(self) -> bool:
@@ -66,6 +69,27 @@ class Team:
             dist.all_reduce(flat)
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         torch._foreach_copy_(list(tensors), [p.view(t.shape) for p, t in zip(parts, tensors, strict=True)])
+
+    def mean_found(
+        self, found: Mapping[str, Tensor | None], like: Mapping[str, Tensor], share: float, also: Sequence[Tensor] = ()
+    ) -> dict[str, Tensor]:
+        """mean_ of what was found by name, and of `also`; those that any process has found, shaped as in `like`.
+
+        Who has not found one has zeros of it. What others have found is told along with the numbers, so all send as
+        many, and only who misses something reads that (a wait for a GPU): who misses nothing knows that all are there.
+        """
+        if self.alone:
+            return {name: tensor for name, tensor in found.items() if tensor is not None}
+        here = {name: torch.zeros_like(like[name]) if tensor is None else tensor for name, tensor in found.items()}
+        missed = [name for name, tensor in found.items() if tensor is None]
+        device = next(iter(like.values())).device
+        marks = torch.ones(len(here), device=device)
+        if missed:
+            marks = torch.tensor([float(tensor is not None) for tensor in found.values()], device=device)
+        self.mean_([*here.values(), marks, *also], share)
+        if not missed:
+            return here
+        return {name: tensor for (name, tensor), mark in zip(here.items(), marks.tolist(), strict=True) if mark > 0}
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over all processes."""
@@ -104,16 +128,37 @@ class Team:
                 "statistics of BatchNorm and InstanceNorm are averaged; train on one device, or on devices of one kind"
             )
 
-    def check_same(self, names: Sequence[str]) -> None:
-        """TrainingError unless all processes have gradients of the same parameters (a wait)."""
+    def agreed(self, names: Sequence[str], *, anew: bool) -> list[str]:
+        """The parameters that all processes average; this one trains those named. `anew`: all are asked (a wait).
+
+        In between nobody is asked. One that is trained no longer is averaged all the same. A new one is refused:
+        others that do not train it would send less, and wait for the rest for ever (TrainingError).
+        """
         if self.alone:
-            return
+            return list(names)
+        if anew or not self._agreed:
+            self._agreed[:] = self._same(names)
+        known = set(self._agreed)
+        odd = [name for name in names if name not in known]
+        if odd:
+            raise TrainingError(
+                f"{odd[0]} is trained (requires_grad) in the middle of an epoch and was not at its first step "
+                f"({len(odd)} such parameters); begin with that at the first step of an epoch, or train on one device"
+            )
+        return list(self._agreed)
+
+    def _same(self, names: Sequence[str]) -> Sequence[str]:
+        """What all have named; TrainingError if that is not the same."""
         told: list[Sequence[str]] = [[]] * self.size
         with _all_there():
             dist.all_gather_object(told, list(names))
         odd = sorted(set[str]().union(*told) - set[str](told[0]).intersection(*told))
         if odd:
-            raise TrainingError(f"{odd[0]} has a gradient on some devices only ({len(odd)} such); train on one device")
+            raise TrainingError(
+                f"{odd[0]} is trained (requires_grad) on some devices only ({len(odd)} such parameters); "
+                "train on one device"
+            )
+        return told[0]
 
 
 ALONE = Team()
@@ -135,3 +180,14 @@ def joined(rank: int, devices: Sequence[torch.device], meeting: Path) -> Iterato
     )
     yield Team(rank, len(devices))
     dist.destroy_process_group()  # not after an error: the others may be waiting for what does not come any more
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, which was one of a team, without taking Python apart.
+
+    Threads of a process group live on when it is gone; one that lets go of a tensor while Python ends aborts.
+    """
+    with suppress(OSError, ValueError):  # nobody may listen any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

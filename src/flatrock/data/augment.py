@@ -132,7 +132,7 @@ def mixup(x: Tensor, y_onehot: Tensor, seed: Seed, *, alpha: float) -> tuple[Ten
     if not alpha > 0:
         raise ConfigError(f"mixup alpha must be above 0, got {alpha!r}")
     share = float(np.random.default_rng(seed.child("lambda").key).beta(alpha, alpha))
-    partner = seed.child("partner").permutation(len(x)).to(x.device)
+    partner = seed.child("partner").permutation(len(x)).to(x.device, non_blocking=True)
     return torch.lerp(x[partner], x, share), torch.lerp(y_onehot[partner], y_onehot, share)
 
 

@@ -160,7 +160,7 @@ def extra_share(batch_size: int, fraction: float) -> int:
 
 
 def _take(dataset: Dataset, indices: Tensor) -> Batch:
-    indices = indices.to(dataset.x.device)
+    indices = indices.to(dataset.x.device, non_blocking=True)
     return Batch(dataset.pixels(indices), dataset.y[indices], dataset.ids[indices])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatrock.core.errors import DataError
+from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.files import sha256
 from flatrock.core.rng import Seed
 from flatrock.data.dataset import Dataset
@@ -35,6 +35,15 @@ def fair_subset(dataset: Dataset, size: int | None) -> Dataset:
     return dataset.subset(shuffled[turn.argsort(stable=True)[:size]].sort().values)
 
 
+def some_samples(dataset: Dataset, size: int | None, *, first: bool) -> Dataset:
+    """A fair subset, or the `first` samples as the dataset has them: what other tools and many papers evaluate."""
+    if not first:
+        return fair_subset(dataset, size)
+    if size is None:
+        raise ConfigError("first: which samples a limit takes, but none is given; say how many, such as limit 1000")
+    return dataset.subset(torch.arange(min(size, len(dataset))))
+
+
 def held_out_split(dataset: Dataset, *, size: int) -> Split:
     """Hold out `size` samples, as equally many of each class as possible, never more than half of a class.
 
@@ -45,6 +54,11 @@ def held_out_split(dataset: Dataset, *, size: int) -> Split:
     labels = dataset.y.cpu()[shuffled]
     turn = _turns(labels, dataset.num_classes, share=0.5)
     possible = int((turn < len(dataset)).sum())
+    if not possible:
+        raise DataError(
+            f"cannot hold out {size} of the {len(dataset)} samples of {dataset.name!r}: at most half of each class may "
+            "be, and no class has two; add samples, or set data.held_out=0 select=test"
+        )
     if not 1 <= size <= possible:
         raise DataError(
             f"cannot hold out {size} of the {len(dataset)} samples of {dataset.name!r}; choose 1 to {possible} "

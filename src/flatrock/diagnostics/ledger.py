@@ -39,6 +39,11 @@ class Ledger:
             self._read(path, identity)
         elif path.exists() and not path.is_file():
             raise StateError(f"{path} is not a file of unfinished measurements; it is left alone")
+        elif path.exists() and len(path.read_bytes().splitlines()) > 1:
+            raise StateError(
+                f"{path} holds finished parts of a measurement that was stopped; go on with --resume (resume=True), or "
+                "delete it to start again"
+            )
         lines = [json_text(dict(identity)), *(self._line(key, value) for key, value in self._known.items())]
         write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.options import noise_fault
 from flatrock.core.rng import Seed
 
 # What PREDICT and CERTIFY answer when the votes prove nothing.
@@ -76,6 +77,8 @@ class Smoothing:
                 f"sigma must be a number > 0, got {self.sigma!r}; it is the deviation of the noise in pixel units of "
                 "[0, 1]: write 0.25, not 64"
             )
+        elif told := noise_fault(self.sigma):
+            faults.append(f"sigma {told}")
         for name in ("n0", "n"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ NEEDED = {"weight-1d": ("loss", "accuracy"), "weight-2d": ("loss", "accuracy"), 
 CERTIFIED = ("seed", "data", "precision")
 # Of where it comes from, that of a run and that of a model that is none.
 OF_RUN, OF_MODEL = ("run", "checkpoint", "epoch", "train_seed"), ("model", "weights")
+# Radii that messages and tables print alike, with six digits; points of a grid lie much further apart.
+SAME = 1e-5
 Array = NDArray[np.float64]
 
 
@@ -96,12 +98,21 @@ class Landscape:
         return rise
 
     def rise_at(self, radius: float) -> Array:
-        """(rho(-r) + rho(r)) / 2 - rho(0) per direction of a weight-1d landscape, between grid points by a line."""
+        """(rho(-r) + rho(r)) / 2 - rho(0) per direction of a weight-1d landscape; r is a point of the grid.
+
+        Between points nothing was measured: a line from one to the next lies far above a curve that bends.
+        """
         if KINDS[self.kind] != 1:
             raise StateError(f"{self.kind} landscapes have no rise at a radius; use the sharpness")
-        if not 0 < radius <= self.axis[-1]:
+        if not 0 < radius <= self.axis[-1] * (1 + SAME):
             raise StateError(f"the landscape reaches from {self.axis[0]:g} to {self.axis[-1]:g}, not to {radius:g}")
-        return np.array([np.interp([-radius, radius], self.axis, row).mean() for row in self.rise])
+        if not on_grid(self.axis, radius):
+            near = nearest_radius(self.axis, radius)
+            raise StateError(
+                f"the landscape has no point at {radius:g}; the nearest is {near:g}, or measure more points"
+            )
+        i = self.axis.index(nearest_radius(self.axis, radius))
+        return (self.rise[:, i] + self.rise[:, -1 - i]) / 2
 
     def to_json(self) -> str:
         """JSON text; `from_json` checks the numbers that follow from others again."""
@@ -159,6 +170,17 @@ class Landscape:
         if not follows:
             raise StateError(f"{where}: its sharpness does not follow from its losses; measure it again")
         return found
+
+
+def nearest_radius(axis: Sequence[float], radius: float) -> float:
+    """The positive point of a grid that is nearest to this radius; the smaller of two."""
+    outside = axis[len(axis) // 2 + 1 :]
+    return min(outside, key=lambda a: (round(abs(a - radius) / axis[-1], 9), a), default=axis[-1])
+
+
+def on_grid(axis: Sequence[float], radius: float) -> bool:
+    """Whether a radius is a point of the grid, as it would be printed."""
+    return math.isclose(nearest_radius(axis, radius), radius, rel_tol=SAME)
 
 
 def _check_parts(d: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ failure.txt       where an error came from       average-best, average-last  the
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,13 +19,9 @@ from typing import Any
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, unsealed, write_atomic
+from flatrock.core.locks import locked
 from flatrock.core.records import EpochRecord, Run
 from flatrock.engine.writer import Writer
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover (Windows)
-    fcntl = None  # type: ignore[assignment]
 
 STATUSES = ("running", "finished", "truncated", "failed")
 # Exactly the names a run writes; anything else in the folder is the user's and is never touched.
@@ -63,24 +58,10 @@ class RunFolder:
         return self.path / f"epoch-{epoch:04d}.safetensors"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from training into this folder; the lock ends with the process, however it ends."""
-        if fcntl is None:  # a system without advisory locks
+    def locked(self, doing: str = "training into") -> Iterator[None]:
+        """Keep other processes from working in this folder; the lock ends with the process, however it ends."""
+        with locked(self.lock, doing, self.path):
             yield
-            return
-        with self.lock.open("a+") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                handle.seek(0)
-                raise StateError(f"process {handle.read()} is training into {self.path}; wait for it") from error
-            handle.truncate(0)
-            handle.write(str(os.getpid()))
-            handle.flush()
-            try:
-                yield
-            finally:
-                self.lock.unlink(missing_ok=True)
 
     def claim(self, *, overwrite: bool) -> None:
         """Make the folder ours for a fresh run; refuse to touch what is there unless told to."""

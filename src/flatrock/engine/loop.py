@@ -36,7 +36,7 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
     if resume and overwrite:
         raise StateError("--resume and --overwrite exclude each other; choose one")
     if resume and not folder.in_use():
-        _tell_anew(f"there is nothing to resume in {folder.path}; a new run begins", listener)
+        tell_anew(folder, listener)
         resume = False
     if resume:
         folder.check_resumable()
@@ -46,8 +46,9 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
         return _train(job, folder, resume=resume, progress=listener)
 
 
-def _tell_anew(text: str, listener: Progress) -> None:
+def tell_anew(folder: RunFolder, listener: Progress) -> None:
     """Say what was not asked for, to a caller without listener too."""
+    text = f"there is nothing to resume in {folder.path}; a new run begins"
     if type(listener) is Silent:  # one of the user's may derive from it
         warnings.warn(text, stacklevel=5)  # of whoever calls flatrock.train
     else:
@@ -189,7 +190,7 @@ def _note(job: Job, state: TrainState) -> str:
 
 def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog) -> None:
     """Probe, record and store a finished epoch."""
-    check_finite(model_tensors(job.model))
+    check_finite(model_tensors(job.model), state)
     folder.writer.wait()  # for the epoch before: a run that is killed has lost one, not two
     epoch = state.epoch + 1
     final = epoch == job.epochs or spent(job, state)
@@ -216,7 +217,7 @@ def _end_average(job: Job, folder: RunFolder, state: TrainState, record: EpochRe
     with averaged(job, job.averaging, step=record.step - 1) as model:
         tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
         outcome = _probed(job, model)
-    check_finite(tensors)
+    check_finite(tensors, state)
     improved = _better(job, outcome, None if best is None else (best.average_clean, best.average_robust))
     record = replace(
         record,

@@ -27,6 +27,12 @@ class Stage:
     moment: Moment
     share: float = 1.0  # of the whole batch, if other processes have the rest of it
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters with gradients to be, by name; all processes have the same ones."""
+        there = dict(self.job.model.named_parameters())
+        asked = self.moment.step % len(self.job.loader) == 0
+        return {n: there[n] for n in self.job.team.agreed([n for n in there if there[n].requires_grad], anew=asked)}
+
     @property
     def attack(self) -> Attack | None:
         """The job's, as it is at this moment."""
@@ -75,7 +81,8 @@ def decayed(model: nn.Module) -> list[nn.Parameter]:
 def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> dict[str, Tensor]:
     """Gradient of the objective alone w.r.t. every parameter at w + shift; BatchNorm statistics are given back."""
     job, objective = stage.job, stage.objective
-    parameters = {n: p for n, p in job.model.named_parameters() if p.requires_grad}
+    parameters = stage.trained()
+    asked = [n for n, p in parameters.items() if p.requires_grad]
     with kept_buffers(job.model), nudged(job.model, shift):
         total: Tensor | None = None
         for point in points:
@@ -83,10 +90,9 @@ def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> 
             share = _weighted(objective.loss(views, stage.y).total, point.weight)
             total = share if total is None else total + share
         assert total is not None
-        found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    gradients = {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
-    job.team.mean_(list(gradients.values()), stage.share)
-    return gradients
+        made = torch.autograd.grad(total, [parameters[n] for n in asked], allow_unused=True)
+    found = dict(zip(asked, made, strict=True))
+    return job.team.mean_found({n: found.get(n) for n in parameters}, parameters, stage.share)
 
 
 def descend(stage: Stage, points: Sequence[Point]) -> Descent:
@@ -114,11 +120,12 @@ def _share(stage: Stage, losses: dict[str, Tensor]) -> None:
     job = stage.job
     if job.team.alone:
         return
-    gradients = {name: p.grad for name, p in job.model.named_parameters() if p.grad is not None}
-    if stage.moment.step % len(job.loader) == 0:
-        job.team.check_same(list(gradients))
+    parameters = stage.trained()
     values = torch.stack(list(losses.values())).float()
-    job.team.mean_([*gradients.values(), *running_statistics(job.model), values], stage.share)
+    also = [*running_statistics(job.model), values]
+    shared = job.team.mean_found({n: p.grad for n, p in parameters.items()}, parameters, stage.share, also)
+    for name, parameter in parameters.items():  # one that nobody has a gradient of is left to itself, as alone
+        parameter.grad = shared.get(name)
     losses.update(zip(losses, values.unbind(), strict=True))
 
 

@@ -42,22 +42,30 @@ class TrainState:
         return None if self.begun is None else time.monotonic() - self.begun
 
 
-def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse to store weights, statistics or momentum that are not finite."""
+def check_finite(tensors: Mapping[str, Tensor], state: TrainState | None = None) -> None:
+    """Refuse to store weights, statistics or momentum that are not finite; `state` knows how far training is."""
     fine = {name: torch.isfinite(tensor).all() for name, tensor in tensors.items()}
     on_gpu = [good for good in fine.values() if good.is_cuda]
     if on_gpu and bool(torch.stack(on_gpu).all()):  # one wait, not one for each
         fine = {name: good for name, good in fine.items() if not good.is_cuda}
     for name, good in fine.items():
         if not bool(good):
-            raise TrainingError(f"{name} became non-finite; lower optimizer.lr")
+            raise TrainingError(f"{name} became non-finite{_when(state)}; lower optimizer.lr")
+
+
+def _when(state: TrainState | None) -> str:
+    """How far training is."""
+    if state is None:
+        return ""
+    done = f"step {state.step_in_epoch} of epoch {state.epoch + 1}"
+    return f" by {done if state.step_in_epoch else f'the end of epoch {state.epoch}'}"
 
 
 def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
     """Write everything needed to resume; the copy before it is kept as a fall-back against damage."""
     state.watch.check()
     tensors, numbers = everything(job)
-    check_finite(tensors)
+    check_finite(tensors, state)
     meta: dict[str, Any] = {
         "role": "state",
         "recipe": dict(job.recipe),
@@ -98,7 +106,10 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
     path, tensors, meta = _newest_intact(folder, progress)
     if meta["recipe_hash"] != job.recipe_hash:
         found = differences(dict(job.recipe), meta["recipe"])
-        raise StateError(f"{path} belongs to another recipe; differences:\n  " + "\n  ".join(found[:10]))
+        raise StateError(
+            f"{path} belongs to another recipe; differences:\n  " + "\n  ".join(found[:10]) + "\n"
+            "repeat the overrides the run began with, or choose another --run-dir"
+        )
     if meta["data_digest"] != job.data_digest:
         raise StateError(f"the data are not those {path} was trained on; give the same files, or --overwrite")
     _check_helper(job, path, meta.get("helper"))

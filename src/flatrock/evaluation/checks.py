@@ -29,6 +29,8 @@ STEPS_GAIN, LEAST = 0.03, 3
 LOSS_DROP, LEAST_RISE = 0.1, 1e-3
 # Share that may survive a budget of half the box.
 SURVIVES_ANYTHING = 0.05
+# Fewer samples may have one answer by chance.
+TELLING = 10
 
 
 def check_mode(model: nn.Module) -> list[Finding]:
@@ -86,6 +88,26 @@ def check_marks(marks: tuple[str, ...]) -> list[Finding]:
             "E03",
             "the checkpoint was selected on the test set, so its test accuracy is optimistic",
             "train with select.data: held_out to get an unbiased number",
+        )
+    ]
+
+
+def collapsed(said: Tensor, y: Tensor) -> bool:
+    """Whether enough samples, of several classes, all have one answer."""
+    return len(y) >= TELLING and bool((said == said[0]).all()) and bool((y != y[0]).any())
+
+
+def check_collapse(logits: Tensor, y: Tensor) -> list[Finding]:
+    """E15: one answer to clean inputs of several classes; the model is right at the rate of that class."""
+    said = logits.argmax(1)
+    if not collapsed(said, y):
+        return []
+    return [
+        Finding(
+            "E15",
+            f"the model answers {int(said[0])} to all {len(y)} clean samples; it is right at the rate of that class, "
+            "and surviving attacks means nothing then",
+            "this is no robustness: train it again (a lower learning rate), or look for wrong weights or normalisation",
         )
     ]
 

@@ -27,7 +27,7 @@ from flatrock.evaluation.crew import Crew, crew
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home
 from flatrock.evaluation.fast_model import Counted
-from flatrock.evaluation.journal import Chunk, Journal
+from flatrock.evaluation.journal import Chunk, Journal, answered, question, result_file
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
 from flatrock.evaluation.setting import at_work, choose_crafting
 from flatrock.evaluation.surrogate import check_answers, check_surrogate
@@ -61,18 +61,16 @@ def evaluate(
     """Accuracy of any module that maps [0, 1] inputs to logits, clean and under attacks and plans.
 
     An attack is tried on every sample the model gets right, an attack of a plan (`autoattack`) on what the plan's
-    earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass. `Result.robust`
-    counts the samples that survive everything. Random numbers belong to `ids`, one per sample, or to rows of x. Of
-    several devices each attacks in a process of its own. `precision`: attacks craft in half precision on a GPU
-    (`auto`), everywhere, or nowhere (`full`). `doubt` looks for reasons not to believe the number. A `journal` folder
-    holds every finished batch, and `resume` goes on from there. `fab`, `fab-t` and `rays` alone also measure distances.
-    Inputs crafted on a `surrogate` are tried by attacks named transfer-..., else transfer-pgd-20 and transfer-cw-20.
+    earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass. Random numbers
+    belong to `ids`, one per sample, or to rows of x. Of several devices each attacks in a process of its own. Attacks
+    craft in half `precision` on a GPU (`auto`), everywhere, or not (`full`). `doubt` looks for reasons not to believe
+    the number. A `journal` folder holds every finished batch; `resume` goes on from there, or reads the result beside
+    it. `fab`, `fab-t`, `rays` alone also measure distances. Attacks named transfer-... craft on the `surrogate`.
     """
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
     devices = [home(model)] if device is None else [pick_device(one) for one in each_device(device)]
     with at_work(model, surrogate, devices[0]) as (other, at_first):
-        findings = at_first + check_marks(marks)
         size, key = int(batch_size or _usual_batch(devices)), Seed(seed).child("evaluate")
         exam = Exam(model, Counted(model), x, y, threat, devices[0], size, key, other, _ids(ids, len(x)))
         logits, margins = exam.clean_pass()
@@ -80,22 +78,24 @@ def evaluate(
         steps = make_plan(attacks, classes=logits.shape[1], surrogate=other, threat=threat)
         crafted, note = choose_crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
-        findings += doubts_before(exam, steps, logits, note)
+        findings = [*at_first, *check_marks(marks), *doubts_before(exam, steps, logits, note)]
         identity = {} if journal is None else _identity(exam, steps, seed, crafted, _said(margins, findings))
+        told |= question(identity, doubt=doubt)
+        if resume and not keep_adversarial and (known := _known(journal, told, identity, progress)):
+            return known
         store = Journal(journal, identity, resume=resume)
         with crew(exam, devices, attacks, logits.shape[1], precision=precision, crafted=crafted) as workers:
             _run(exam, steps, tally, store, progress, workers)
         findings += doubts_after(steps, tally, classes=logits.shape[1]) + (doubts_deep(exam, tally) if doubt else [])
-        rounded = tally.rounded(exam)
+        found = {**tally.kept(), "rounded": tally.rounded(exam)}
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
         ids=exam.ids,
         attacks={s.label: described(s.attack, threat) for s in steps},
-        rounded=rounded,
         findings=tuple(findings),
         marks=marks,
         provenance=_certificate(exam, seed, crafted, told | _shared(devices)),
-        **tally.kept(),
+        **found,
     )
 
 
@@ -185,6 +185,16 @@ def _identity(
         "batch_size": exam.batch_size,
         "precision": precision,
     }
+
+
+def _known(
+    journal: Path | str | None, told: Mapping[str, Any], identity: Mapping[str, Any], progress: Progress | None
+) -> Result | None:
+    """A finished result that answers the question, if there is one."""
+    known = None if journal is None else answered(journal, told, identity)
+    if journal is not None and known is not None and progress is not None:
+        progress.say(f"read {result_file(journal)}, which was evaluated before")
+    return known
 
 
 def _usual_batch(devices: Sequence[torch.device]) -> int:

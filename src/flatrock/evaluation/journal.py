@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import StateError
-from flatrock.core.files import json_text, write_atomic
-from flatrock.core.identity import differences
+from flatrock.core.files import json_text, sha256, write_atomic
+from flatrock.core.identity import ANSWERS, answers, differences
+from flatrock.core.records import Result
 from flatrock.core.tensorfile import load, save
 
 
@@ -51,6 +53,11 @@ class Journal:
             return
         if folder.exists() and not known.is_file() and not _unnamed(folder):
             raise StateError(f"{folder} exists and is not an unfinished evaluation; it is left alone")
+        if (kept := len(_chunks(folder))) and not _left_over(folder):
+            raise StateError(
+                f"{folder} holds {kept} finished batches of an evaluation that was stopped; go on with --resume "
+                "(resume=True), or delete it to start again"
+            )
         discard(folder)
         write_atomic(known, json_text(dict(identity)).encode())
 
@@ -58,11 +65,11 @@ class Journal:
         try:
             odd = differences(known.read_text(), identity)
         except (ValueError, TypeError) as error:
-            raise StateError(f"{known} is damaged; start again without --resume") from error
+            raise StateError(f"{known} is damaged; delete {known.parent} to start again") from error
         if odd:
             raise StateError(
                 f"{known.parent} belongs to another evaluation (different: {', '.join(odd)}); "
-                "repeat its options, or start again without --resume"
+                "repeat its options, or delete it to start again"
             )
 
     def replay(self, label: str, rows: Tensor) -> Chunk | None:
@@ -100,14 +107,60 @@ class Journal:
             discard(self._folder)
 
 
+def question(identity: Mapping[str, Any], *, doubt: bool) -> dict[str, str]:
+    """For the provenance: a digest of what is asked, without the answers, which processes may round differently.
+
+    Nothing where nothing is kept.
+    """
+    asked = {k: v for k, v in identity.items() if k != ANSWERS}
+    return {"question": sha256(json_text({**asked, "doubt": doubt}))} if asked else {}
+
+
+def result_file(folder: Path | str) -> Path:
+    """Where the result of a journal's evaluation is stored: beside it, under its name."""
+    return Path(folder).with_suffix(".json")
+
+
+def answered(folder: Path | str, told: Mapping[str, Any], identity: Mapping[str, Any]) -> Result | None:
+    """The result stored beside a journal if it answers this very question of the same model; None if there is none."""
+    try:
+        result = Result.from_json(result_file(folder).read_text(), str(result_file(folder)))
+    except (OSError, UnicodeDecodeError, StateError):  # made again, it is replaced
+        return None
+    if any(result.provenance.get(key) != value for key, value in told.items()):
+        return None
+    said = {ANSWERS: None if identity[ANSWERS] is None else answers(result.margins["clean"])}
+    return None if differences(json_text(said), {ANSWERS: identity[ANSWERS]}) else result
+
+
 def _unnamed(folder: Path) -> bool:
     """Whether this is a folder that was killed before its exam.json was whole."""
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= {".exam.json.part"}
 
 
+def discard_left_over(folder: Path) -> None:
+    """Remove the batches of an evaluation whose result is stored; those of any other are kept."""
+    if _left_over(folder):
+        discard(folder)
+
+
+def _left_over(folder: Path) -> bool:
+    """Whether these are batches of the result stored beside them: who stored it was killed before they were removed."""
+    try:
+        asked = json.loads((folder / "exam.json").read_text())
+        known = Result.from_json(result_file(folder).read_text(), str(folder)).provenance.get("question")
+        return known is not None and known in {question(asked, doubt=d)["question"] for d in (False, True)}
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, StateError):
+        return False
+
+
+def _chunks(folder: Path) -> list[Path]:
+    return list(folder.glob("chunk-*.safetensors"))
+
+
 def discard(folder: Path) -> None:
     """Remove what a journal wrote, its name last, and the folder unless something else lies in it."""
-    for path in (*folder.glob("chunk-*.safetensors"), *folder.glob(".*.part"), folder / "exam.json"):
+    for path in (*_chunks(folder), *folder.glob(".*.part"), folder / "exam.json"):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()

@@ -107,7 +107,7 @@ def _from_factory(text: str, file: Weights | None, normalize: str | None) -> For
     pair, source = _normalization(normalize, stored)
     made = network if pair is None else Normalized(network, pair)
     about = _about(text, "", file, pair, "none before the factory's network" if pair is None else source)
-    return Foreign(made.eval(), text, about, sure=True)
+    return Foreign(made.eval(), text, about, sure=normalize is not None or pair is not None)
 
 
 def _fill(network: nn.Module, file: Weights, text: str) -> Pair | None:

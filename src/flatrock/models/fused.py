@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from flatrock.core.rng import random_states
 from flatrock.models.compare import hooked
 from flatrock.models.fused_layers import Affine, FoldedConv, PaddedConv, fixed, foldable, narrow
+from flatrock.models.norm import NORMS
 from flatrock.models.turned import TurnedConv, turnable
 
 RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
@@ -65,9 +66,17 @@ def _traced(model: nn.Module) -> fx.GraphModule | None:
         return None
 
 
+class _Tracer(fx.Tracer):
+    """Takes a BatchNorm of ours for one step, as it does torch's."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether to look inside is not worth it."""
+        return type(m) in NORMS or super().is_leaf_module(m, module_qualified_name)
+
+
 def _graph(model: nn.Module) -> fx.Graph:
     """What the network does with its inputs, step by step."""
-    tracer = fx.Tracer()
+    tracer = _Tracer()
     try:
         return tracer.trace(model)
     finally:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.options import count, share
+from flatrock.models.norm import PromptNorm2d
+
+# Makes the BatchNorm of so many channels.
+MakeNorm = Callable[[int], nn.BatchNorm2d]
+ACTIVATIONS = ("relu", "silu")
 
 
 def conv(inner: int, outer: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -32,30 +39,46 @@ def blocks_per_group(depth: object, *, family: str, offset: int) -> int:
     return (depth - offset) // 6
 
 
-def activated(norm: nn.Module, x: Tensor) -> Tensor:
-    """relu(norm(x)); a BatchNorm that for a while knows a way to do both at once is asked for it."""
+def norm_maker(family: str, momentum: float, first: int) -> MakeNorm:
+    """BatchNorms that take statistics over with this momentum; those of the `first` batches they see in full."""
+    share(family, "bn_momentum", momentum)
+    count(family, "bn_first", first, least=0)
+    if momentum == 0:
+        raise ConfigError(f"{family} bn_momentum must be above 0, got {momentum!r}; torch has 0.1, Gowal et al. 0.01")
+    if first:
+        return partial(PromptNorm2d, momentum=momentum, first=first)
+    return partial(nn.BatchNorm2d, momentum=momentum)
+
+
+def activated(norm: nn.Module, x: Tensor, activation: str = "relu") -> Tensor:
+    """relu(norm(x)); a BatchNorm that for a while knows a way to do both at once is asked for it. Or silu(norm(x))."""
+    if activation == "silu":
+        return F.silu(norm(x))
     both = getattr(norm, "activated", None)
     return F.relu(norm(x)) if both is None else both(x)
 
 
 class PreActBlock(nn.Module):
-    """Two 3x3 convolutions, each after BatchNorm and ReLU; out = conv2(a(conv1(a(x)))) + shortcut.
+    """Two 3x3 convolutions, each after BatchNorm and activation; out = conv2(a(conv1(a(x)))) + shortcut.
 
     The shortcut is x, or a 1x1 convolution of the ACTIVATED input where the size or width changes.
     """
 
-    def __init__(self, inner: int, outer: int, *, stride: int) -> None:
+    def __init__(
+        self, inner: int, outer: int, *, stride: int, norm: MakeNorm = nn.BatchNorm2d, activation: str = "relu"
+    ) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(inner)
+        self.activation = activation
+        self.bn1 = norm(inner)
         self.conv1 = conv(inner, outer, 3, stride=stride)
-        self.bn2 = nn.BatchNorm2d(outer)
+        self.bn2 = norm(outer)
         self.conv2 = conv(outer, outer, 3)
         self.shortcut = conv(inner, outer, 1, stride=stride) if stride != 1 or inner != outer else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The block applied to a feature map."""
-        active = activated(self.bn1, x)
-        out: Tensor = self.conv2(activated(self.bn2, self.conv1(active)))
+        active = activated(self.bn1, x, self.activation)
+        out: Tensor = self.conv2(activated(self.bn2, self.conv1(active), self.activation))
         return out + (x if self.shortcut is None else self.shortcut(active))
 
 
@@ -65,16 +88,14 @@ class PostActBlock(nn.Module):
     The shortcut is x, or a 1x1 convolution with BatchNorm where the size or width changes (option B).
     """
 
-    def __init__(self, inner: int, outer: int, *, stride: int) -> None:
+    def __init__(self, inner: int, outer: int, *, stride: int, norm: MakeNorm = nn.BatchNorm2d) -> None:
         super().__init__()
         self.conv1 = conv(inner, outer, 3, stride=stride)
-        self.bn1 = nn.BatchNorm2d(outer)
+        self.bn1 = norm(outer)
         self.conv2 = conv(outer, outer, 3)
-        self.bn2 = nn.BatchNorm2d(outer)
+        self.bn2 = norm(outer)
         changes = stride != 1 or inner != outer
-        self.shortcut = (
-            nn.Sequential(conv(inner, outer, 1, stride=stride), nn.BatchNorm2d(outer)) if changes else nn.Identity()
-        )
+        self.shortcut = nn.Sequential(conv(inner, outer, 1, stride=stride), norm(outer)) if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """The block applied to a feature map."""
@@ -82,9 +103,7 @@ class PostActBlock(nn.Module):
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
-def stages(
-    block: type[PreActBlock] | type[PostActBlock], inner: int, widths: Sequence[int], *, blocks: int
-) -> nn.Sequential:
+def stages(block: Callable[..., nn.Module], inner: int, widths: Sequence[int], *, blocks: int) -> nn.Sequential:
     """One stage of `blocks` blocks per width; every stage but the first halves the size."""
     made: list[nn.Module] = []
     for i, width in enumerate(widths):

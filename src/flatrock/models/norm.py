@@ -10,7 +10,47 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+class PromptNorm2d(nn.BatchNorm2d):
+    """BatchNorm whose running statistics are those of the last batch while it has seen no more than `first`.
+
+    So they begin at statistics of real inputs, not at mean 0 and variance 1: momentum 1 in the first step of training,
+    then a small one (Gowal et al. 2020). The counter of batches lies on the device, and so does the choice: nobody
+    waits for a GPU.
+    """
+
+    def __init__(self, channels: int, *, momentum: float, first: int) -> None:
+        super().__init__(channels, momentum=momentum)
+        self.first = first
+
+    def forward(self, input: Tensor) -> Tensor:
+        """What BatchNorm gives; in train mode the running statistics take the batch over."""
+        if not self.training or self.momentum is None:  # None: a plain mean over all batches, whoever wants that
+            return super().forward(input)
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        running = self.running_mean, self.running_var
+        seen = torch.zeros_like(running[0]), torch.zeros_like(running[1])
+        out = F.batch_norm(input, *seen, self.weight, self.bias, True, 1.0, self.eps)
+        _take_over(running, seen, self.num_batches_tracked < self.first, self.momentum)
+        self.num_batches_tracked.add_(1)
+        return out
+
+    def extra_repr(self) -> str:
+        """As torch prints a BatchNorm, and what is new."""
+        return f"{super().extra_repr()}, first={self.first}"  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def _take_over(running: Sequence[Tensor], seen: Sequence[Tensor], early: Tensor, momentum: float) -> None:
+    """r <- s where `early`, else (1 - m) r + m s."""
+    for kept, new in zip(running, seen, strict=True):
+        found = new.to(kept.dtype)
+        kept.copy_(torch.where(early, found, kept.lerp(found, momentum)))
+
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, PromptNorm2d)
 
 
 def _by_batch(x: Tensor, parts: int) -> Tensor:
@@ -84,16 +124,24 @@ class _Normalised(torch.autograd.Function):
         running_mean: Tensor,
         running_var: Tensor,
         counter: Tensor,
-        how: tuple[int, float, float, bool, bool],
+        how: tuple[int, float, float, int, bool, bool],
     ) -> Tensor:
-        parts, eps, momentum, relu, kernels = how
+        parts, eps, momentum, first, relu, kernels = how
+        # Kernels know one momentum: where the first batches have another, what they take over is thrown away.
+        kept = (running_mean, running_var) if first == 0 else (running_mean.clone(), running_var.clone())
+        before = counter.clone() if first else counter
         if kernels:
             from flatrock.models.norm_triton import moments
 
-            found = moments(x, weight, bias, running_mean, running_var, counter, parts, eps, momentum)
+            found = moments(x, weight, bias, *kept, counter, parts, eps, momentum)
         else:
-            found = _moments(x, weight, bias, (running_mean, running_var, counter), parts, eps, momentum)
+            found = _moments(x, weight, bias, (*kept, counter), parts, eps, momentum)
         mean, inverse, scale, shift = found
+        if first:
+            # Rounding can make it less than 0 where all entries of a channel are alike.
+            var = (inverse.pow(-2) - eps).clamp_min(0) * (_count(x, parts) / (_count(x, parts) - 1))
+            for i in range(parts):
+                _take_over((running_mean, running_var), (mean[i], var[i]), before + i < first, momentum)
         out = _by_batch(x, parts).to(scale.dtype) * _spread(scale, x) + _spread(shift, x)
         ctx.save_for_backward(x, mean, inverse, scale, shift)
         ctx.relu, ctx.kernels = relu, kernels
@@ -129,10 +177,11 @@ def usual(norm: nn.Module) -> bool:
 def normalised(norm: nn.Module, x: Tensor, *, parts: int, relu: bool, kernels: bool) -> Tensor:
     """What this BatchNorm in train mode, and a ReLU behind it, give for `parts` batches, each by its own statistics.
 
-    Running statistics are taken over batch by batch: r <- (1 - m) r + m (mean or unbiased variance).
+    Running statistics are taken over batch by batch: r <- (1 - m) r + m (mean or unbiased variance); the first batches
+    of a `PromptNorm2d` have m = 1.
     """
     assert isinstance(norm, NORMS)
-    how = parts, norm.eps, norm.momentum, relu, kernels
+    how = parts, norm.eps, norm.momentum, getattr(norm, "first", 0), relu, kernels
     given = x, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked
     out: Tensor = _Normalised.apply(*given, how)  # type: ignore[no-untyped-call]
     return out

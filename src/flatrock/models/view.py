@@ -44,8 +44,8 @@ def last_linear(model: nn.Module, x: Tensor) -> tuple[nn.Linear, View]:
     if _version(made) != version or not _same(logits, made):
         raise ModelError(
             f"{type(model).__name__} returns {_shape(logits)}, which is not the output {_shape(made)} of its last "
-            "nn.Linear; features and logits need one row per input and a linear layer as the last step: "
-            "return that layer's output unchanged (no softmax, scaling or pooling after it)"
+            f"nn.Linear{_alike(logits, made)}; features and logits need one row per input and a linear layer as the "
+            "last step: return that layer's output unchanged (no softmax, scaling or pooling after it)"
         )
     return layer, View(features=features, logits=logits)
 
@@ -70,6 +70,11 @@ def _same(output: object, made: Tensor) -> bool:
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape != made.shape:
         return False
     return torch.equal(output.detach(), made.detach().to(device=output.device, dtype=output.dtype))
+
+
+def _alike(output: object, made: Tensor) -> str:
+    """A word where only the numbers are others."""
+    return " (the values differ)" if isinstance(output, Tensor) and output.shape == made.shape else ""
 
 
 def _shape(output: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     if header.get("format") == FORMAT:
         raise StateError(
             f"{path} is a checkpoint of a flatrock run, which knows its recipe; name it as one, "
-            f"without --weights, as in `flatrock eval {path}`"
+            f"without --weights, as in `flatrock eval {shlex.quote(str(path))}`"
         )
     return tensors
 
@@ -97,10 +98,18 @@ def _read_torch(path: Path) -> Any:
             raise StateError(f"{path} is no whole torch file; {_download(path)}") from error
         raise StateError(
             f"{path} holds a {match[1]}, and reading it would run code from the file, so it is refused; if you trust "
-            "where it comes from, keep its tensors alone, once: python -c \"import torch; d = torch.load('"
-            f"{path}', map_location='cpu', weights_only=False); torch.save(d['state_dict'], 'plain.pt')\" "
-            "(d.state_dict() where the file holds a whole model)"
+            f'where it comes from, keep its tensors alone, once, as plain.pt: python -c "{_keep_tensors(path)}"'
         ) from error
+
+
+def _keep_tensors(path: Path) -> str:
+    """Python that stores the tensors of a model, a state dict or a checkpoint of either, under whatever names."""
+    return (
+        "import torch; plain = lambda v: v.state_dict() if hasattr(v, 'state_dict') else v; "
+        "good = lambda v: torch.is_tensor(v) or isinstance(v, dict) and all(map(torch.is_tensor, v.values())); "
+        f"d = plain(torch.load('{path}', map_location='cpu', weights_only=False)); "
+        "torch.save({k: plain(v) for k, v in d.items() if good(plain(v))}, 'plain.pt')"
+    )
 
 
 def _download(path: Path) -> str:
@@ -130,13 +139,18 @@ def _unwrap(content: Any, path: Path, which: str) -> tuple[dict[str, Tensor], st
         if not holders:
             break
         entry.append(holders[0])
-        others += holders[1:]
+        others += holders[1:] + [str(k) for k, v in content.items() if k not in holders and _is_state(v)]
         content = content[holders[0]]
     state = {str(k): v.detach() for k, v in content.items() if isinstance(v, Tensor)}
     if not state:
         hint = "it is the state of an optimizer" if "param_groups" in content else f"its entries: {_some(content)}"
         raise StateError(f"{path} holds no weights ({hint}); give the file with the model's state dict")
     return state, ".".join(entry), tuple(others)
+
+
+def _is_state(value: Any) -> bool:
+    """Whether this could be the weights of a model: of an entry that no list here knows."""
+    return isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values())
 
 
 @dataclass(frozen=True)

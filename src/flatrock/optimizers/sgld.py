@@ -79,7 +79,7 @@ def gaussians(seed: Seed, like: list[Tensor]) -> dict[Tensor, Tensor]:
     """
     sizes = [p.numel() for p in like]
     blocks = torch.split(like[0].new_empty(1).expand(sum(sizes)), _BLOCK)
-    one = torch.zeros(1, dtype=torch.int64)
+    one = torch.zeros(1, dtype=torch.int64, device=like[0].device)  # moved there, it would be waited for
     flat = torch.cat([seed.child(i).samples(one).normal(block[None])[0] for i, block in enumerate(blocks)])
     return {p: part.reshape(p.shape).to(p) for part, p in zip(torch.split(flat, sizes), like, strict=True)}
 

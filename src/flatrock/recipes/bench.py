@@ -30,6 +30,7 @@ from flatrock.recipes.arithmetic import Arithmetic, matmul_ceiling
 from flatrock.recipes.build import build_job
 from flatrock.recipes.clock import between, now, wait
 from flatrock.recipes.kernels import kernel_ms
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 
 # Steps before anything is timed: compiling, recording, choosing kernels.
@@ -128,7 +129,10 @@ def _measure(found: Sequence[_Contestant], rounds: int, steps: int, progress: Pr
 
 
 def _contestant(recipe: Recipe, *, folder: Path, data_folder: Path | None, device: torch.device) -> _Contestant:
-    job = build_job(recipe, folder=folder / recipe.name, data_folder=data_folder, device=device)
+    # Weights it would begin with need not be there: drawn ones of the same network cost the same.
+    drawn = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
+    job = build_job(drawn, folder=folder / recipe.name, data_folder=data_folder, device=device)
+    job = replace(job, recipe_hash=recipe_hash(recipe))
     job.model.train()
     # In the last epoch: what waits for its turn, such as AWP after a warm-up, has begun.
     one = _Contestant(job, _forever(job), step=(job.epochs - 1) * len(job.loader))

@@ -21,7 +21,7 @@ from flatrock.core.team import ALONE, Team
 from flatrock.core.threat import THREATS, Threat
 from flatrock.core.types import Attack
 from flatrock.data.augment import Augmentation
-from flatrock.data.catalog import load_data
+from flatrock.data.catalog import DATA, data_options, load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.loader import TensorLoader
 from flatrock.data.npz import load as load_npz
@@ -208,9 +208,20 @@ def build_flatness(recipe: Recipe) -> dict[str, Flatness]:
 def check_fit(model: Classifier, data: Dataset) -> None:
     """Shapes and class counts agree (for data whose shape is only known once loaded)."""
     if tuple(model.input_shape) != data.input_shape:
-        raise ConfigError(f"the model takes inputs {model.input_shape}, {data.name!r} has {data.input_shape}")
+        raise ConfigError(
+            f"the model takes inputs {tuple(model.input_shape)}, {data.name!r} has {data.input_shape}; "
+            f"{_size_cure(tuple(model.input_shape), data)}"
+        )
     if model.num_classes != data.num_classes:
         raise ConfigError(f"model.num_classes is {model.num_classes}, but {data.name!r} has {data.num_classes} classes")
+
+
+def _size_cure(shape: tuple[int, ...], data: Dataset) -> str:
+    """What to do about images of another size than a model takes: those of one's own can be cut to it."""
+    square = len(shape) == 3 and shape[1] == shape[2] and shape[:1] == data.input_shape[:1]
+    if square and data.name in DATA and "size" in data_options(data.name):
+        return f"set data.size={shape[1]} (and data.resize, see docs/data.md), or choose a model for such images"
+    return "choose a model for such inputs, or other data"
 
 
 def check_training(model: Classifier, *, rows: int) -> None:
@@ -238,15 +249,23 @@ def check_training(model: Classifier, *, rows: int) -> None:
         )
 
 
+def extra_fault(recipe: Recipe) -> str | None:
+    """What keeps the extra images from being read, as far as that is known without reading them."""
+    extra = recipe.data.extra
+    if extra is None or Path(extra.file).is_file():
+        return None
+    return f"data.extra.file: there is no file {extra.file}; its makers publish it, name it with data.extra.file=FILE"
+
+
 def _extra(recipe: Recipe, data: Dataset) -> Dataset | None:
     """The extra images; those without label need an objective and an attack that do without."""
     if recipe.data.extra is None:
         return None
     extra = load_npz(Path(recipe.data.extra.file), num_classes=data.num_classes)
-    label_free = recipe.objective.name in ("trades", "hat") and recipe.attack.name == "kl-pgd"
+    label_free = recipe.objective.name in ("trades", "hat") and recipe.attack.name in ("kl-pgd", "gaussian")
     if bool((extra.y < 0).any()) and not label_free:
         file = recipe.data.extra.file
-        raise ConfigError(f"{file} has unlabelled images; they need objective trades or hat, with kl-pgd")
+        raise ConfigError(f"{file} has unlabelled images; they need objective trades or hat, with kl-pgd or gaussian")
     return extra
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -16,11 +16,17 @@ from flatrock.recipes.rules import INNER_ATTACKS, Draft, examined
 from flatrock.recipes.schema import Network, Recipe
 
 
-def validate(raw: Mapping[str, Any], where: str, *, also: Callable[[Draft], list[str]] | None = None) -> Recipe:
-    """A Recipe, or one ConfigError that lists every fault, with those that `also` finds in the same draft."""
-    sections, faults = _sections(raw)
+def validate(
+    raw: Mapping[str, Any],
+    where: str,
+    *,
+    known: Sequence[str] = (),
+    also: Callable[[Draft], list[str]] | None = None,
+) -> Recipe:
+    """A Recipe, or one ConfigError that lists every fault: those `known`, and those `also` finds in the same draft."""
+    sections, found = _sections(raw)
     draft = examined(sections)
-    faults += draft.faults
+    faults = [*known, *found, *draft.faults]
     if faults:
         faults += also(draft) if also else []
         raise ConfigError(f"{where} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:", tuple(faults))
@@ -85,18 +91,31 @@ def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:
         elif e["type"] == "missing":
             texts.append(f"{where}: this key is required")
         elif e["type"] == "model_type":
-            texts.append(f"{where}: got {e['input']!r}, but a section holds keys; write {where}: {{name: ...}} or such")
+            keys = ", ".join(f"{key}: ..." for key in _least_keys(_kind_at(kind, loc)))
+            texts.append(f"{where}: got {e['input']!r}, but a section holds keys; write {where}: {{{keys}}} or such")
         elif e["type"] in ("tuple_type", "list_type"):
             cure = "" if e["input"] is None else f"; write [{e['input']}]"
             texts.append(f"{where}: got {e['input']!r}, but this is a list{cure}")
         else:
-            texts.append(f"{where}: got {e['input']!r}, {e['msg'].removeprefix('Value error, ')}")
+            got, rule = f"got {e['input']!r}", e["msg"].removeprefix("Value error, ")
+            texts.append(f"{where}: {rule}" if rule.endswith(got) else f"{where}: {got}, {rule}")
     return texts
 
 
 def _fields_at(kind: Any, path: list[str]) -> list[str]:
+    return list(getattr(_kind_at(kind, path), "model_fields", {}))
+
+
+def _least_keys(kind: Any) -> list[str]:
+    """Keys with which a section can be written: those it must have, or else its first."""
+    fields: Mapping[str, Any] = getattr(kind, "model_fields", {})
+    return [key for key, field in fields.items() if field.is_required()] or list(fields)[:1]
+
+
+def _kind_at(kind: Any, path: list[str]) -> Any:
+    """The section at a path below one."""
     for part in path:
         kind = kind.model_fields[part].annotation if part in getattr(kind, "model_fields", {}) else None
         options = [a for a in getattr(kind, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
         kind = options[0] if options else kind
-    return list(getattr(kind, "model_fields", {}))
+    return kind

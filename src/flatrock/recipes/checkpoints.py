@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from flatrock.core.errors import StateError
 from flatrock.core.records import Run
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.restore import Source, open_checkpoint
+from flatrock.recipes.restore import EPOCH, Source, open_checkpoint
 
 KEPT = "kept"
-_EPOCH = re.compile(r"epoch-0*(\d+)")
 
 
 def checkpoints(source: Source, which: Sequence[str] = ("auto",)) -> list[Path]:
@@ -25,7 +23,7 @@ def checkpoints(source: Source, which: Sequence[str] = ("auto",)) -> list[Path]:
         return [open_checkpoint(path)[0]]
     found: list[Path] = []
     for name in which:
-        if path.is_dir() and (name == KEPT or _EPOCH.fullmatch(name)):
+        if path.is_dir() and (name == KEPT or EPOCH.fullmatch(name)):
             found += _epochs(RunFolder(path), name)
         else:
             found.append(open_checkpoint(path, name)[0])
@@ -36,7 +34,7 @@ def _epochs(folder: RunFolder, name: str) -> list[Path]:
     """The epochs a run kept: all of them, or one."""
     info = folder.read_info()
     kept = sorted(folder.path.glob("epoch-*.safetensors"), key=lambda file: epoch_of(file) or 0)
-    if match := _EPOCH.fullmatch(name):
+    if match := EPOCH.fullmatch(name):
         chosen = [file for file in kept if epoch_of(file) == int(match[1])]
     else:
         chosen = kept
@@ -54,5 +52,5 @@ def _epochs(folder: RunFolder, name: str) -> list[Path]:
 
 def epoch_of(file: Path) -> int | None:
     """Which epoch a file of a kept epoch is of."""
-    match = _EPOCH.fullmatch(file.stem)
+    match = EPOCH.fullmatch(file.stem)
     return int(match[1]) if match else None

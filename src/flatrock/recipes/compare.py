@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -77,7 +78,7 @@ def _of_run(folder: Path) -> Judged:
     if not file.is_file():
         others = sorted(p.name for p in folder.glob("result-*.json"))
         there = f"; or name one of {', '.join(others)} in it" if others else ""
-        raise StateError(f"{folder} has no {file.name}; run `flatrock eval {folder}` first{there}")
+        raise StateError(f"{folder} has no {file.name}; run `flatrock eval {shlex.quote(str(folder))}` first{there}")
     return _judged(Result.from_json(file.read_text(), str(file)), str(folder))
 
 

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from flatrock.attacks.catalog import parse_attack
 from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.rng import Seed
+from flatrock.core.team import Team
 from flatrock.core.types import PathAttack
 from flatrock.data.catalog import info
 from flatrock.engine.runner import Runner
@@ -42,11 +43,15 @@ class Cost:
     seconds: float | None
 
 
-def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None) -> Cost:
-    """Estimate the cost of a recipe; the data need not be there. `samples` to train on, if only their files know."""
+def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None, devices: int = 1) -> Cost:
+    """Estimate the cost of a recipe; the data need not be there. `samples` to train on, if only their files know.
+
+    `devices` of the kind of `device` share every batch; what they send to each other is not counted.
+    """
     samples = samples or _samples(recipe)
     model = build_model(recipe).to(device).eval()
-    _check_training(model, recipe.train.batch_size)
+    rows = Team(0, devices).rows(recipe.train.batch_size)
+    _check_training(model, rows)
     attack = build_attack(recipe)
     inner = 0 if attack is None else attack.passes(model.num_classes)
     outer, asked = _outer(recipe, inner), _helped(recipe)
@@ -54,29 +59,35 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
     if samples is None:
         return Cost(parameters, None, None, None, inner + outer, None, None)
     full, rest = divmod(samples, recipe.train.batch_size)
-    per_epoch = full + (rest > 1 or (rest == 1 and recipe.data.extra is not None))  # as the loader counts
+    per_epoch = full + (rest >= 2 * devices or (rest > 0 and recipe.data.extra is not None))  # as the loader counts
     steps = min(per_epoch * recipe.train.epochs, recipe.train.max_steps or per_epoch * recipe.train.epochs)
     epochs = steps / per_epoch
-    forwards = epochs * samples * (inner * ATTACK_PASS + outer * TRAINING_PASS + asked)
-    forwards += _probes(recipe, model, samples, epochs)
+    trained = epochs * samples * (inner * ATTACK_PASS + outer * TRAINING_PASS + asked)
+    probed = _probes(recipe, model, samples, epochs)
     flops = _flops_per_image(model, device)
+    turns = _turns(trained, probed, device, devices)
     return Cost(
         parameters=parameters,
         samples=samples,
         steps_per_epoch=per_epoch,
         steps=steps,
         forwards_per_step=inner + outer,
-        total_flops=forwards * flops,
-        seconds=forwards * _seconds_per_image(recipe, model, device, steps=steps, flops=flops) / ATTACK_PASS,
+        total_flops=(trained + probed) * flops,
+        seconds=turns * _seconds_per_image(recipe, model, device, rows=rows, steps=steps, flops=flops) / ATTACK_PASS,
     )
 
 
-def _check_training(model: Classifier, batch_size: int) -> None:
+def _turns(trained: float, probed: float, device: torch.device, devices: int) -> float:
+    """Passes that are made one after the other: GPUs share training, not probes; processes on CPUs share the cores."""
+    return trained / (devices if device.type == "cuda" else 1) + probed
+
+
+def _check_training(model: Classifier, rows: int) -> None:
     """Two rows, enough for BatchNorm and quick anywhere; if they are refused a whole batch, as training asks for."""
     try:
-        check_training(model, rows=min(batch_size, 2))
+        check_training(model, rows=min(rows, 2))
     except ModelError:
-        check_training(model, rows=batch_size)
+        check_training(model, rows=rows)
 
 
 def _outer(recipe: Recipe, inner: int) -> int:
@@ -136,11 +147,12 @@ def _flops_per_image(model: Classifier, device: torch.device) -> float:
     return float(counter.get_total_flops())
 
 
-def _seconds_per_image(recipe: Recipe, model: Classifier, device: torch.device, *, steps: int, flops: float) -> float:
+def _seconds_per_image(
+    recipe: Recipe, model: Classifier, device: torch.device, *, rows: int, steps: int, flops: float
+) -> float:
     """Best time per image of a forward and input-backward pass as attacks in training make it; the first warms up."""
-    batch_size = recipe.train.batch_size
     affordable = int(PROBE_FLOPS / max(ATTACK_PASS * flops, 1))
-    n = batch_size if device.type == "cuda" else min(batch_size, max(affordable, 2))
+    n = rows if device.type == "cuda" else min(rows, max(affordable, 2))
     x = torch.rand(n, *model.input_shape, device=device)
     runner = Runner(model, build_engine(recipe, device, steps=steps))
     with runner.tuned(), runner.attacked(recipe.attack.bn_mode, {}) as queried:

@@ -19,14 +19,14 @@ from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat
 from flatrock.data.dataset import Dataset
-from flatrock.data.split import fair_subset, places
+from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import Spec, make_plan
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.part import check_classes, data_part
-from flatrock.recipes.restore import Source, facts, open_checkpoint, restored, unfinished
+from flatrock.recipes.restore import Source, as_evaluated, facts, open_checkpoint, restored, unfinished
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
 
@@ -40,6 +40,7 @@ def evaluate_run(
     attacks: Sequence[Spec] | None = None,
     surrogate: Source | None = None,
     limit: int | None = None,
+    first: bool = False,
     batch_size: int | None = None,
     precision: str = "auto",
     doubt: bool = False,
@@ -52,24 +53,23 @@ def evaluate_run(
     progress: Progress | None = None,
     on_data: Callable[[Dataset], None] = unheeded,
 ) -> Result:
-    """Evaluate a trained model on its recipe's test set (a fair subset of it with `limit`).
+    """Evaluate a trained model on its recipe's test set (a fair subset of it with `limit`, or its `first` samples).
 
-    `norm` and `eps` ask about another threat than the recipe's. With `journal` every finished batch is kept beside the
-    checkpoint until `store_result`; `resume` goes on from it. Inputs crafted on the `surrogate`, another run, are tried
-    too. Several devices share the work. `on_data` is shown the test set before it begins.
+    `norm` and `eps`: another threat than the recipe's. `journal` keeps every finished batch until `store_result`, and
+    `resume` goes on from it. Inputs crafted on a `surrogate` run are tried too. `on_data` sees the test set first.
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
-    own = build_threat(recipe)
-    threat = _asked(own, norm, eps)
+    recipe = as_evaluated(path, recipe)
+    own, threat = _threats(recipe, norm, eps)
     listed = _listed(recipe, own, threat) if attacks is None else attacks
-    test, whole = _test_set(recipe, model, meta, data_folder, limit)
+    test, whole = _test_set(recipe, model, meta, data_folder, limit, first=first)
     on_data(test)
     other = open_surrogate(surrogate, test)
     # The recipe's step sizes are meant for its own threat.
     chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
     usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own and seed == 0
-    asked = _about(recipe, test, len(whole), whole_plan=usual, other_threat=threat != own)
+    asked = {**part_of_data(test, whole, first=first), **_about(recipe, whole_plan=usual, other_threat=threat != own)}
     about = {**facts(path, recipe, meta), **asked, **other.provenance, **_so_far(path, recipe, progress)}
     stem = _stem(about, other.names(chosen), len(test), seed, threat)
     return evaluate(
@@ -93,11 +93,22 @@ def evaluate_run(
     )
 
 
-def _about(recipe: Recipe, test: Dataset, samples: int, *, whole_plan: bool, other_threat: bool) -> dict[str, Any]:
+def part_of_data(test: Dataset, whole: Dataset, *, first: bool) -> dict[str, Any]:
+    """Which samples are attacked, for the provenance."""
+    which = "the first " if first and len(test) < len(whole) else ""
+    about = {"data": f"{test.name} test, {which}{len(test)} of {len(whole)} samples"}
+    return {**about, "first": True} if which else about
+
+
+def how_many(about: Mapping[str, Any], samples: int) -> str:
+    """For the names of files: `n100`, or `first100` where these are the first ones."""
+    return f"{'first' if about.get('first') else 'n'}{samples}"
+
+
+def _about(recipe: Recipe, *, whole_plan: bool, other_threat: bool) -> dict[str, Any]:
     """What was asked of the run."""
     said = {"norm": recipe.threat.norm, "eps": recipe.threat.eps}
     return {
-        "data": f"{test.name} test, {len(test)} of {samples} samples",
         "whole_plan": whole_plan,
         "train_seed": recipe.seed,
         **({"recipe_threat": said} if other_threat else {}),
@@ -112,8 +123,9 @@ def _so_far(path: Path, recipe: Recipe, progress: Progress | None) -> dict[str, 
     return {"unfinished": done} if done else {}
 
 
-def _asked(own: Threat, norm: str | None, eps: float | str | None) -> Threat:
-    """The recipe's own threat, or the one asked for instead."""
+def _threats(recipe: Recipe, norm: str | None, eps: float | str | None) -> tuple[Threat, Threat]:
+    """The recipe's own threat, and the one asked for: the same, or another."""
+    own = build_threat(recipe)
     if norm is not None and norm not in THREATS:
         raise ConfigError(f"norm: {unknown('norm', norm, THREATS)}")
     if eps is None and norm not in (None, own.norm):
@@ -124,7 +136,7 @@ def _asked(own: Threat, norm: str | None, eps: float | str | None) -> Threat:
         radius = own.eps if eps is None else number(eps)
     except ConfigError as error:
         raise ConfigError(f"eps: {error}") from error
-    return THREATS[norm or own.norm](radius)
+    return own, THREATS[norm or own.norm](radius)
 
 
 def _listed(recipe: Recipe, own: Threat, threat: Threat) -> Sequence[Spec]:
@@ -139,13 +151,13 @@ def _listed(recipe: Recipe, own: Threat, threat: Threat) -> Sequence[Spec]:
 
 
 def _test_set(
-    recipe: Recipe, model: Classifier, meta: Mapping[str, Any], folder: Path | None, limit: int | None
+    recipe: Recipe, model: Classifier, meta: Mapping[str, Any], folder: Path | None, limit: int | None, *, first: bool
 ) -> tuple[Dataset, Dataset]:
-    """The recipe's test set, if it is what the model was made for, or a fair subset of it; and the whole."""
+    """The recipe's test set, if it is what the model was made for, or some of it; and the whole."""
     whole = data_part(recipe, "test", folder)
     check_fit(model, whole)
     check_classes(whole, meta)
-    return fair_subset(whole, limit), whole
+    return some_samples(whole, limit, first=first), whole
 
 
 def store_result(source: Source, result: Result) -> Path:
@@ -174,4 +186,4 @@ def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: in
         return name
     attacks = re.sub(r"[^\w.=-]+", "_", brief("+".join(names)))
     radius = f"-{threat.norm}-{threat.eps:.6g}" if "recipe_threat" in about else ""
-    return f"{name}{radius}-{attacks}-n{samples}-seed{seed}{surrogate_mark(about)}"
+    return f"{name}{radius}-{attacks}-{how_many(about, samples)}-seed{seed}{surrogate_mark(about)}"

@@ -18,12 +18,12 @@ from flatrock.core.records import Result
 from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat
 from flatrock.data.dataset import Dataset
-from flatrock.data.split import fair_subset, places
+from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
 from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import make_plan
 from flatrock.models.foreign import Foreign, open_foreign
-from flatrock.recipes.evaluate import adversarial_file
+from flatrock.recipes.evaluate import adversarial_file, how_many, part_of_data
 from flatrock.recipes.foreign_model import ForeignModel, caught, examine, out_faults
 from flatrock.recipes.restore import Source
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
@@ -62,6 +62,7 @@ def evaluate_foreign(
     attacks: Attacks | None = None,
     surrogate: Source | None = None,
     limit: int | None = None,
+    first: bool = False,
     batch_size: int | None = None,
     precision: str = "auto",
     doubt: bool = False,
@@ -80,15 +81,14 @@ def evaluate_foreign(
     `journal` keeps finished batches beside `out` until `store_foreign`; the other options are those of evaluate_run.
     """
     chosen, devices = DEFAULT_ATTACKS if attacks is None else attacks, each_device(device)
-    made: dict[str, Any] = {"weights": weights, "num_classes": num_classes, "normalize": normalize, "which": which}
-    asked = ForeignModel(model=model, **made, data=data, norm=norm, eps=eps)
+    made: dict[str, Any] = {"model": model, "weights": weights, "num_classes": num_classes, "normalize": normalize}
+    asked = ForeignModel(**made, which=which, data=data, norm=norm, eps=eps)
     asked.check(what="evaluation", faults=_faults(chosen, surrogate is not None, precision, devices, out))
-    foreign = asked.opened(progress or Silent())
-    test, whole = _test_set(asked, foreign, limit, data_folder, pick_device(devices[0]))
-    on_data(test)
+    foreign, whole = asked.opened(progress or Silent()), asked.part("test", data_folder)
+    test = _examined(foreign, asked, some_samples(whole, limit, first=first), pick_device(devices[0]), on_data)
     other = open_surrogate(surrogate, test)
     chosen = other.attacks(chosen, chosen)
-    threat, about = asked.threat, {**foreign.about, **_data_facts(test, whole), **other.provenance}
+    threat, about = asked.threat, {**foreign.about, **_data_facts(test, whole, first), **other.provenance}
     target = out or _default_target(about, other.names(chosen), threat, samples=len(test), seed=seed)
     return evaluate(
         foreign.model,
@@ -111,18 +111,17 @@ def evaluate_foreign(
     )
 
 
-def _test_set(
-    asked: ForeignModel, foreign: Foreign, limit: int | None, folder: Path | None, where: torch.device
-) -> tuple[Dataset, Dataset]:
-    """The test set or a fair subset of it, on which the network can work, and the whole."""
-    whole = asked.part("test", folder)
-    test = fair_subset(whole, limit)
+def _examined(
+    foreign: Foreign, asked: ForeignModel, test: Dataset, where: torch.device, on_data: Callable[[Dataset], None]
+) -> Dataset:
+    """The samples, on which the network can work; whoever wants to see them has."""
     examine(foreign, test, where, asked.num_classes)
-    return test, whole
+    on_data(test)
+    return test
 
 
-def _data_facts(test: Dataset, whole: Dataset) -> dict[str, str]:
-    return {"dataset": test.name, "data": f"{test.name} test, {len(test)} of {len(whole)} samples"}
+def _data_facts(test: Dataset, whole: Dataset, first: bool) -> dict[str, Any]:
+    return {"dataset": test.name, **part_of_data(test, whole, first=first)}
 
 
 def store_foreign(result: Result, out: Path | None = None) -> Path:
@@ -143,10 +142,14 @@ def _default_target(
 ) -> Path:
     """result-<model>-<data>-<threat>-<attacks>-n<samples>-seed<seed>-<begin of the weights' sha256>.json.
 
-    A surrogate adds -from- and the begin of its digest.
+    The first samples are first<samples>. A surrogate adds -from- and the begin of its digest.
     """
     parts = [about["model"], about["dataset"], f"{threat.norm}{threat.eps:.4g}", brief("+".join(attacks))]
-    parts += [f"n{samples}", f"seed{seed}", *([about["weights_sha256"][:8]] if about["weights_sha256"] else [])]
+    parts += [
+        how_many(about, samples),
+        f"seed{seed}",
+        *([about["weights_sha256"][:8]] if about["weights_sha256"] else []),
+    ]
     return Path(re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts])) + surrogate_mark(about) + ".json")
 
 

@@ -152,10 +152,16 @@ def examine(foreign: Foreign, data: Dataset, where: torch.device, num_classes: i
             ) from error
         # Anything but rows of logits is refused later, in other words.
         classes = logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
-        for who, wanted in (("num_classes says", num_classes), (f"{data.name!r} has", data.num_classes)):
+        told = ("num_classes says", num_classes, "leave --num-classes out")
+        there = (
+            f"{data.name!r} has",
+            data.num_classes,
+            "name the --data it was trained on, or weights of these classes",
+        )
+        for who, wanted, cure in (told, there):
             if classes is not None and wanted not in (None, classes):
-                raise ConfigError(f"{foreign.name} has {classes} classes, but {who} {wanted}")
-        if not foreign.sure:
+                raise ConfigError(f"{foreign.name} has {classes} classes, but {who} {wanted}; {cure}")
+        if not foreign.sure and classes is not None:
             _check_normalization(model, fair_subset(data, _TRIED), where)
 
 
@@ -176,7 +182,7 @@ def _check_normalization(model: nn.Module, few: Dataset, where: torch.device) ->
         best = few.name
     if tried[best] - plain >= clear:
         raise ConfigError(
-            f"the weights come without normalisation, and so the network is right on {plain} of {len(y)} samples, but "
+            f"inputs are not normalised, and so the network is right on {plain} of {len(y)} samples, but "
             f"on {tried[best]} with that of {best!r}; say --normalize {best}, or --normalize none to go on without"
         )
 

@@ -57,7 +57,7 @@ def load_recipe(
 ) -> Recipe:
     """The recipe called `source` (a name of the library or a file), with overrides such as 'train.epochs=3'.
 
-    Where it has faults, those that `also` finds are told with them.
+    Every fault of it and of the overrides is told at once, and where there are any those that `also` finds, too.
     """
     if not isinstance(source, str | Path):
         raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
@@ -65,17 +65,24 @@ def load_recipe(
     name = path.stem if path == Path(source) else str(source)
     raw = _merged(path, name, ())
     raw.setdefault("name", name)
-    pairs = overrides.items() if isinstance(overrides, Mapping) else [_pair(text) for text in overrides]
+    pairs, faults = _pairs(overrides)
     for key, value in pairs:
-        _put(raw, key.replace("__", "."), _spelled_out(key, value))
-    return validate(raw, f"recipe {source}", also=also)
+        try:
+            _put(raw, key.replace("__", "."), _spelled_out(key, value))
+        except ConfigError as error:
+            faults.append(str(error))
+    return validate(raw, f"recipe {source}", known=faults, also=also)
 
 
 def load_seeds(
     source: str | Path, overrides: Iterable[str] | Mapping[str, Any], seeds: Iterable[int]
 ) -> dict[int, Recipe]:
     """The recipe once for every seed."""
-    pairs = dict(overrides.items() if isinstance(overrides, Mapping) else map(_pair, overrides))
+    overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
+    found, faults = _pairs(overrides)
+    if faults:
+        load_recipe(source, overrides)  # raises, with all that is wrong
+    pairs = dict(found)
     if "seed" in pairs:
         raise ConfigError(f"seed={pairs['seed']} and --seeds exclude each other; choose one")
     return {seed: load_recipe(source, {**pairs, "seed": seed}) for seed in seeds}
@@ -174,6 +181,19 @@ def _method(methods: list[Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options a list already has for this method."""
     same = (m for m in methods if isinstance(m, Mapping) and m.get("name") == wanted.get("name"))
     return next(same, {})
+
+
+def _pairs(overrides: Iterable[str] | Mapping[str, Any]) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Keys and values, and what is wrong with the texts that are none."""
+    if isinstance(overrides, Mapping):
+        return list(overrides.items()), []
+    pairs, faults = [], []
+    for text in overrides:
+        try:
+            pairs.append(_pair(text))
+        except ConfigError as error:
+            faults.append(str(error))
+    return pairs, faults
 
 
 def _pair(text: str) -> tuple[str, Any]:

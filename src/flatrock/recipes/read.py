@@ -39,4 +39,5 @@ def read_yaml(text: str | bytes, where: str) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{where} is not readable YAML: {error}") from error
+        cure = "\nYAML allows no tabs there: use spaces" if r"'\t'" in str(error) else ""
+        raise ConfigError(f"{where} is not readable YAML: {error}{cure}") from error

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatrock.core.device import Devices, each_device, free_memory, pick_device
-from flatrock.core.errors import FlatrockError, StateError
+from flatrock.core.errors import BusyError, FlatrockError, StateError
 from flatrock.core.files import write_atomic
+from flatrock.core.locks import locked
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result, Run
 from flatrock.core.rows import Row, added, read_rows, write_rows
 from flatrock.data.catalog import load_data
 from flatrock.engine.failure import in_short, trace_of
 from flatrock.engine.folder import RunFolder
-from flatrock.evaluation.journal import discard
+from flatrock.evaluation.journal import discard_left_over
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.reproduce_plan import NEW, Planned
-from flatrock.recipes.results import collect_run
+from flatrock.recipes.results import collect_run, take_attacks
 from flatrock.recipes.train import train_recipe
 
 
@@ -39,17 +40,24 @@ class Listener:
     def failed(self, planned: Planned, why: str) -> None:
         """A row has no numbers; the next one follows."""
 
+    def busy(self, planned: Planned, why: str) -> None:
+        """A row is left to another process that is making it, or one it needs; the next one follows."""
+
     def added(self, planned: Planned, rows: Sequence[Row]) -> None:
         """These rows are there now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The rows in their order, why some are not what they should be, and those there was no time for."""
+    """The rows in their order, why some are not what they should be, and those left for the next time.
+
+    There was no time for those, or they are `busy`: another process was making them.
+    """
 
     rows: Sequence[Row]
     problems: Mapping[Path, str]
     left: Sequence[Planned]
+    busy: Mapping[Path, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +99,7 @@ def reproduce_rows(
     means = Means(data_dir=data_dir, download=download, device=device, deadline=deadline, progress=progress or Silent())
     told, rows, left = listener or Listener(), list[Row](), list[Planned]()
     problems: dict[Path, str] = {}
+    busy: dict[Path, str] = {}
     for number, one in enumerate(planned, 1):
         todo = one.left()
         if todo and means.late:
@@ -98,9 +107,14 @@ def reproduce_rows(
             continue
         told.row(number, one, todo)
         try:
-            rows.append(_row(one, means, told))
-        except _OutOfTime:
+            _check_needs(one, [other for other in left if other.folder in busy])
+            with _alone(one) if todo else nullcontext():
+                rows.append(_row(one, means, told))
+        except (_OutOfTime, BusyError) as error:
             left.append(one)
+            if isinstance(error, BusyError):
+                busy[one.folder] = str(error)
+                told.busy(one, str(error))
             continue
         except BrokenPipeError:  # of who listens, not of the row
             raise
@@ -110,7 +124,22 @@ def reproduce_rows(
             rows += _as_it_is(one)
         write_rows(out, added((read_rows(out) or []) if out.exists() else [], rows))
         told.added(one, rows)
-    return Outcome(rows=rows, problems=problems, left=left)
+    return Outcome(rows=rows, problems=problems, left=left, busy=busy)
+
+
+@contextmanager
+def _alone(planned: Planned) -> Iterator[None]:
+    """Of several that make a table each row has one who makes it: looks what there is, trains, evaluates, collects."""
+    planned.folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(planned.folder.with_name(f".{planned.folder.name}.lock"), "making", planned.folder):
+        yield
+
+
+def _check_needs(planned: Planned, others: Sequence[Planned]) -> None:
+    """BusyError if one of these, which other processes make, has to be trained first."""
+    for other in others:
+        if other.folder in planned.needs and "train" in other.left() and planned.left():
+            raise BusyError(f"it needs {other.folder}, into which another process is training; wait for it")
 
 
 def _row(planned: Planned, means: Means, told: Listener) -> Row:
@@ -118,6 +147,18 @@ def _row(planned: Planned, means: Means, told: Listener) -> Row:
     run = _run(planned, means, told)
     if run.best is None and run.best_average is None:
         raise StateError(f"{run.folder} has no best epoch: every one predicted a single class (collapsed)")
+    if planned.unevaluated(run):
+        with RunFolder(run.folder).locked("evaluating"):
+            take_attacks(RunFolder(run.folder), planned.recipe)
+            _evaluate(planned, run, means, told)
+    row = collect_run(planned.folder)
+    for name in row.scores:  # killed after it had stored a result, an evaluation has left its batches
+        discard_left_over(run.folder / f"result-{name}.part")
+    return row
+
+
+def _evaluate(planned: Planned, run: Run, means: Means, told: Listener) -> None:
+    """Make the results that are missing."""
     for name in planned.unevaluated(run):
         if means.late:
             raise _OutOfTime
@@ -135,10 +176,6 @@ def _row(planned: Planned, means: Means, told: Listener) -> Row:
             progress=means.progress,
         )
         told.evaluated(planned, result, store_result(run, result))
-    row = collect_run(planned.folder)
-    for name in row.scores:  # killed between storing a result and this, an evaluation has left its batches
-        discard(run.folder / f"result-{name}.part")
-    return row
 
 
 def _run(planned: Planned, means: Means, told: Listener) -> Run:

@@ -18,7 +18,8 @@ from flatrock.engine.folder import RunFolder, differences
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
-from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged, stored_recipe
+from flatrock.recipes.restore import stored_recipe
+from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged, leaves
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import built_on, sources
 from flatrock.recipes.start import start_fault
@@ -51,7 +52,7 @@ class Planned:
         main = "best" if run.best_average is None else "average-best"
         older = [name for name in CHECKPOINTS if (run.folder / f"result-{name}.json").is_file()]
         wanted = dict.fromkeys([*(main.replace("best", end) for end in self.ends), *older])
-        return [name for name in wanted if not is_evaluated(run, name)]
+        return [name for name in wanted if not is_evaluated(run, name, self.recipe)]
 
     def left(self) -> list[str]:
         """What is to be done: `train`, and the epochs that are not evaluated; nothing of a run that failed."""
@@ -185,7 +186,8 @@ def _folder_faults(row: Planned) -> list[str]:
         return []
     there = str(folder.read_info()["recipe_hash"])
     stored = stored_recipe(folder) if folder.recipe.exists() else None
-    odd = [] if stored is None else differences(judged(row.recipe), judged(stored))
+    # Other attacks are no other run: its weights are as wanted, and are evaluated anew.
+    odd = [] if stored is None else differences(leaves(row.recipe.training_keys()), leaves(stored.training_keys()))
     if there == recipe_hash(row.recipe) and not odd:
         return []
     told = f": {'; '.join(odd[:3])}{' ...' if len(odd) > 3 else ''}" if odd else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.device import pick_device
-from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.errors import ConfigError, FlatrockError, StateError
 from flatrock.core.records import Run
 from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import load as load_checkpoint
@@ -25,6 +27,8 @@ from flatrock.recipes.schema import Recipe
 
 # A run, its folder, or a checkpoint file.
 Source = Path | str | Run
+# An epoch that a run kept.
+EPOCH = re.compile(r"epoch-0*(\d+)")
 CHOICES = ("auto", "best", "last", "average-best", "average-last")
 
 
@@ -45,6 +49,9 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
         return path, tensors, meta
     if not path.is_dir():
         raise StateError(f"there is no run folder or checkpoint {path}")
+    if kept := EPOCH.fullmatch(which):
+        file = path / f"epoch-{int(kept[1]):04d}.safetensors"
+        raise ConfigError(f"checkpoint {which!r} of {path}: an epoch that a run kept is named by its file, {file}")
     if which not in CHOICES:
         raise ConfigError(unknown("checkpoint", which, CHOICES))
     folder = RunFolder(path)
@@ -73,7 +80,7 @@ def _place(source: Source) -> Path:
         raise ConfigError(f"a run is named by its folder or a checkpoint file, got {source!r}")
     path = Path(source)
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        raise StateError(f"{path} is a recipe, not a run; train it first: flatrock train {path}")
+        raise StateError(f"{path} is a recipe, not a run; train it first: flatrock train {shlex.quote(str(path))}")
     return path
 
 
@@ -109,6 +116,30 @@ def restored(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any])
     if recipe.select.data == "test" and str(meta["role"]).endswith("best"):
         model.marks = (TEST_SELECTED,)
     return model.eval(), recipe
+
+
+def stored_recipe(folder: RunFolder) -> Recipe:
+    """The recipe a run was trained with."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(folder.recipe.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise StateError(f"{folder.recipe} is not readable ({error}); `train --resume` writes it again") from error
+    return validate(raw, str(folder.recipe))
+
+
+def as_evaluated(path: Path, recipe: Recipe) -> Recipe:
+    """The recipe of a checkpoint with the attacks that the run's recipe.yaml names, if that trains the same.
+
+    A run that was resumed, or belongs to a table, may have got others since the checkpoint was written.
+    """
+    folder = RunFolder(path.parent)
+    try:
+        now = stored_recipe(folder)
+    except FlatrockError:  # of another project, or damaged: the checkpoint knows how it was meant
+        return recipe
+    return recipe.model_copy(update={"evaluate": now.evaluate}) if recipe_hash(now) == recipe_hash(recipe) else recipe
 
 
 def facts(path: Path, recipe: Recipe, meta: Mapping[str, Any]) -> dict[str, Any]:

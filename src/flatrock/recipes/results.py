@@ -15,9 +15,10 @@ from flatrock.core.files import sha256
 from flatrock.core.records import EpochRecord, Result, Run
 from flatrock.core.rows import Row, Score
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.check import validate
+from flatrock.evaluation.plans import make_plan
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.pieces import recipe_hash
+from flatrock.recipes.restore import stored_recipe
 from flatrock.recipes.schema import Recipe
 
 PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
@@ -115,17 +116,6 @@ def leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
-def stored_recipe(folder: RunFolder) -> Recipe:
-    """The recipe a run was trained with."""
-    import yaml
-
-    try:
-        raw = yaml.safe_load(folder.recipe.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise StateError(f"{folder.recipe} is not readable ({error}); `train --resume` writes it again") from error
-    return validate(raw, str(folder.recipe))
-
-
 def _selection(recipe: Recipe, run: Run) -> dict[str, Any]:
     ends: dict[str, Any] = {"data": recipe.select.data, "metric": recipe.select.metric, "every": recipe.select.every}
     if run.best is not None:
@@ -174,12 +164,24 @@ def _result(path: Path, name: str, recipe_hash: str, run: Run) -> tuple[Result, 
     return result, sha256(text)
 
 
-def is_evaluated(run: Run, name: str) -> bool:
-    """Whether a result of this checkpoint of the run, as it is now, is there."""
+def is_evaluated(run: Run, name: str, recipe: Recipe) -> bool:
+    """Whether a result of this checkpoint of the run, as it is now, is there, under all attacks of the recipe."""
     try:
-        return _result(run.folder, name, RunFolder(run.folder).owner(), run) is not None
+        found = _result(run.folder, name, RunFolder(run.folder).owner(), run)
     except StateError:  # of other weights, or damaged
         return False
+    wanted = {step.plan or step.label for step in make_plan(recipe.evaluate.attacks)}
+    return found is not None and wanted <= found[0].per_attack.keys()
+
+
+def take_attacks(folder: RunFolder, recipe: Recipe) -> None:
+    """Let a run be evaluated as a recipe says that trains the same, for which others or more attacks are named now."""
+    import yaml
+
+    own = stored_recipe(folder)
+    if own.evaluate.attacks != recipe.evaluate.attacks:
+        now = own.model_copy(update={"evaluate": recipe.evaluate})
+        folder.write_recipe(yaml.safe_dump(now.resolved(), sort_keys=False))
 
 
 def verdicts(result: Result) -> dict[str, Tensor]:

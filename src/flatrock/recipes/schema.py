@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import number, scalar
@@ -22,6 +22,15 @@ def _whole(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("expected a whole number, got a boolean")
     return scalar(value) if isinstance(value, str) else value
+
+
+def _folder_name(value: str) -> str:
+    if not value or value.startswith(".") or "/" in value or "\\" in value:
+        raise ValueError(
+            "but it is the name of the run's folder, too: without / and \\ and with no dot at its beginning; where the "
+            "run goes is said by --run-dir"
+        )
+    return value
 
 
 Number = Annotated[float, BeforeValidator(_number)]
@@ -220,7 +229,7 @@ class Recipe(Section):
     """A whole training run, every choice written down."""
 
     # Also the name of the run folder, so it may not lead elsewhere.
-    name: Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")]
+    name: Annotated[str, AfterValidator(_folder_name)]
     about: About = About()
     seed: Annotated[Whole, Field(ge=0)] = 0
     data: Data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -20,14 +19,14 @@ from flatrock.core.errors import ConfigError, FlatrockError, StateError, Trainin
 from flatrock.core.processes import begun, end_with_parent, how_it_ended
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Run
-from flatrock.core.team import LostError, joined
+from flatrock.core.team import LostError, joined, leave
 from flatrock.data import pictures
 from flatrock.data.catalog import load_data
 from flatrock.data.loader import extra_share
 from flatrock.engine.failure import in_short, marked, trace_of
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.follow import follow
-from flatrock.engine.loop import train
+from flatrock.engine.loop import tell_anew, train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.schema import Recipe
@@ -95,12 +94,16 @@ def train_together(
     progress: Progress | None = None,
 ) -> Run:
     """Train on all devices: each has the whole network and its part of every batch; gradients are averaged."""
-    devices = [torch.device(one.type, one.index or 0) if one.type == "cuda" else one for one in devices]
-    _check(recipe, devices)
+    devices = _numbered(devices)
+    if faults := device_faults(recipe, devices):
+        raise ConfigError(f"recipe {recipe.name} cannot be trained on {len(devices)} devices:", faults)
     if download:  # once, not by every process
         how: dict[str, Any] = {"folder": data_folder, "progress": progress or Silent(), **recipe.data.options}
         load_data(recipe.data.name, "train", download=True, **how)
     place = folder or DEFAULT_RUNS / recipe.name
+    if resume and not overwrite and not RunFolder(place).in_use():  # told here: who begins processes is who asked
+        tell_anew(RunFolder(place), progress or Silent())
+        resume = False
     with TemporaryDirectory(prefix="flatrock-") as rendezvous:
         orders = Orders(
             recipe=recipe,
@@ -128,8 +131,16 @@ def train_together(
     return RunFolder(place).run()
 
 
-def _check(recipe: Recipe, devices: Sequence[torch.device]) -> None:
-    """ConfigError with everything that speaks against these devices."""
+def _numbered(devices: Sequence[torch.device]) -> list[torch.device]:
+    """cuda is cuda:0."""
+    return [torch.device(one.type, one.index or 0) if one.type == "cuda" else one for one in devices]
+
+
+def device_faults(recipe: Recipe, devices: Sequence[torch.device]) -> tuple[str, ...]:
+    """Everything that speaks against training on these devices together."""
+    devices = _numbered(devices)
+    if len(devices) == 1:
+        return ()
     faults = []
     if len({device.type for device in devices}) > 1:
         faults.append(f"devices: got {', '.join(map(str, devices))}; name devices of one kind")
@@ -140,11 +151,11 @@ def _check(recipe: Recipe, devices: Sequence[torch.device]) -> None:
         share = extra_share(recipe.train.batch_size, recipe.data.extra.fraction)
         parts = [recipe.train.batch_size - share, share]
     if min(parts) < 2 * len(devices):
-        faults.append(f"train.batch_size: {recipe.train.batch_size} leaves a device less than two samples of a kind")
+        few = f"train.batch_size: {recipe.train.batch_size} leaves one of {len(devices)} devices less than two samples"
+        faults.append(f"{few} of a kind; raise it, or name fewer devices")
     if recipe.data.augment.mixup:
         faults.append("data.augment.mixup: samples are mixed with others of the whole batch; train on one device")
-    if faults:
-        raise ConfigError(f"recipe {recipe.name} cannot be trained on {len(devices)} devices:", tuple(faults))
+    return tuple(faults)
 
 
 def _watched(members: Sequence[Member], progress: Progress) -> dict[Member, Failure]:
@@ -229,9 +240,11 @@ def _train(line: Connection, orders: Orders, rank: int) -> None:
             else:
                 follow(job)
         line.send(("done", None))
+        code = 0
     except Exception as error:
         ours = error if isinstance(error, FlatrockError) else TrainingError(f"on {device}: {in_short(error)}")
         with suppress(OSError):
             line.send(("failed", Failure(ours, trace_of(error))))
-        line.close()
-        os._exit(1)  # threads of the process group would not end, and abort instead
+        code = 1
+    line.close()
+    leave(code)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import hypot, sqrt
 
 from flatrock.core.rows import Gap, Row, Score, mean_gap, paired
-from flatrock.reports.papers import Entry, Figure, Papers, Protocol
+from flatrock.reports.papers import Figure, Measure, Protocol
 
 NOT, OPPOSITE, SMALLER = "not reproduced, no difference beyond chance", "contradicted", "the same sign, far smaller"
 LARGER, LIKE = "the same sign, far larger", "reproduced"
@@ -60,20 +60,28 @@ def score_at(row: Row, end: str) -> Score | None:
     return row.scores.get((row.main or "").replace("best", end))
 
 
-def gain(one: Mapping[int, Row], other: Mapping[int, Row], measure: str, end: str = "best") -> Gap | None:
+def accuracy(score: Score, measure: Measure) -> float | None:
+    """In percent, under the attack that counts as the measure."""
+    return next((100 * score.accuracy[name] for name in measure.attacks if name in score.right), None)
+
+
+def gain(one: Mapping[int, Row], other: Mapping[int, Row], measure: Measure, end: str = "best") -> Gap | None:
     """How much better one recipe is than another, the mean over the seeds both were trained with."""
     seeds = sorted(one.keys() & other.keys())
     return _mean([(score_at(one[s], end), score_at(other[s], end)) for s in seeds], measure)
 
 
-def drop(runs: Mapping[int, Row], measure: str) -> Gap | None:
+def drop(runs: Mapping[int, Row], measure: Measure) -> Gap | None:
     """The last epoch minus the best, the mean over the seeds."""
     return _mean([(score_at(row, "last"), score_at(row, "best")) for row in runs.values()], measure)
 
 
-def _mean(pairs: Sequence[tuple[Score | None, Score | None]], measure: str) -> Gap | None:
-    whole = [(a.right, b.right) for a, b in pairs if a is not None and b is not None]
-    gaps = [paired(a[measure], b[measure]) for a, b in whole if measure in a and measure in b]
+def _mean(pairs: Sequence[tuple[Score | None, Score | None]], measure: Measure) -> Gap | None:
+    """Of differences under one and the same attack."""
+    gaps = []
+    for a, b in [(a.right, b.right) for a, b in pairs if a is not None and b is not None]:
+        name = next((name for name in measure.attacks if name in a and name in b), None)
+        gaps += [] if name is None else [paired(a[name], b[name])]
     return mean_gap(gaps) if gaps else None
 
 
@@ -84,7 +92,8 @@ def verdicts(pair: tuple[Figure, Figure], ours: Mapping[str, Gap | None]) -> lis
     for measure, gap in ours.items():
         if gap is not None and measure in new.values and measure in old.values:
             theirs = new.values[measure] - old.values[measure]
-            doubtful = new.error is not None and abs(theirs) < 2 * sqrt(2) * new.error
+            errors = [figure.errors[measure] for figure in pair if measure in figure.errors]
+            doubtful = len(errors) == 2 and abs(theirs) < 2 * hypot(*errors)
             found.append(Verdict(measure, theirs, gap, doubtful))
     return found
 
@@ -97,14 +106,14 @@ class Claim:
     pair: tuple[Figure, Figure]
     verdicts: Sequence[Verdict]
 
-    def sentence(self, papers: Papers) -> str:
+    def sentence(self, protocol: Protocol) -> str:
         """All of it."""
-        said = "; ".join(v.text(papers.measures[v.measure]) for v in self.verdicts)
+        said = "; ".join(v.text(protocol.measures[v.measure].name) for v in self.verdicts)
         new, old = self.pair[0].where, self.pair[1].where
         return f"- {self.what} ({new if new == old else f'{new}; {old}'}): {said}."
 
 
-def claims(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[Claim]:
+def claims(protocol: Protocol, rows: Sequence[Row]) -> list[Claim]:
     """Every difference a paper prints between rows that were both measured here."""
     known = by_recipe(rows)
     found = []
@@ -112,28 +121,31 @@ def claims(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[Clai
         if entry.over is not None and name in known and entry.over in known:
             what = f"{entry.label} minus {protocol.rows[entry.over].label}"
             for pair in entry.claims:
-                ours = {m: gain(known[name], known[entry.over], m, pair[0].end) for m in papers.measures}
+                ours = {
+                    key: gain(known[name], known[entry.over], m, pair[0].end) for key, m in protocol.measured.items()
+                }
                 found.append(Claim(what, pair, verdicts(pair, ours)))
         if name in known:
-            lost = {m: drop(known[name], m) for m in papers.measures}
+            lost = {key: drop(known[name], m) for key, m in protocol.measured.items()}
             for best, last in entry.drops:
                 found.append(Claim(f"{entry.label}, last epoch minus best", (last, best), verdicts((last, best), lost)))
     return [claim for claim in found if claim.verdicts]
 
 
-def claim_lines(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
+def claim_lines(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     """A sentence for each of them."""
-    return [claim.sentence(papers) for claim in claims(protocol, rows, papers)]
+    return [claim.sentence(protocol) for claim in claims(protocol, rows)]
 
 
-def tally_lines(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
+def tally_lines(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     """For each word of a verdict, how many differences have it, and which."""
     said: dict[str, dict[str, list[str]]] = {}
-    for claim in claims(protocol, rows, papers):
+    for claim in claims(protocol, rows):
         ends = {figure.end for figure in claim.pair}
         what = claim.what + (", last epoch" if ends == {"last"} else "")
         for verdict in claim.verdicts:
-            said.setdefault(verdict.word, {}).setdefault(what, []).append(papers.measures[verdict.measure])
+            name = protocol.measures[verdict.measure].name
+            said.setdefault(verdict.word, {}).setdefault(what, []).append(name)
     lines = []
     for word in sorted(said, key=WORDS.index):
         which = "; ".join(f"{what}: {', '.join(dict.fromkeys(names))}" for what, names in said[word].items())
@@ -141,21 +153,42 @@ def tally_lines(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list
     return lines
 
 
-def target_lines(name: str, entry: Entry, rows: Sequence[Row], papers: Papers) -> list[str]:
+def more_differences(protocol: Protocol, names: Collection[str]) -> str:
+    """Recipes without which some differences that papers print about these cannot be judged; nothing without any."""
+    missing: dict[str, int] = {}
+    for name, entry in protocol.rows.items():
+        if name in names and entry.claims and entry.over is not None and entry.over not in names:
+            missing[entry.over] = missing.get(entry.over, 0) + len(entry.claims)
+    return "; ".join(f"name {name} too for {count} more" for name, count in missing.items())
+
+
+def outlook(protocol: Protocol, names: Collection[str]) -> str:
+    """What papers print about these recipes, and what they would with others; nothing if nothing."""
+    rows = {name: entry for name, entry in protocol.rows.items() if name in names}
+    drops = sum(len(entry.drops) for entry in rows.values())
+    claims = sum(len(entry.claims) for entry in rows.values() if entry.over in names)
+    beside = sum(bool(entry.papers) for entry in rows.values())
+    said = [f"papers print figures for {beside} of the rows, differences: {drops + claims}"] if beside else []
+    return "; ".join(filter(None, [*said, more_differences(protocol, names)]))
+
+
+def target_lines(name: str, protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     """Whether a row reached what it should."""
+    entry, names = protocol.rows[name], {key: measure.name for key, measure in protocol.measures.items()}
     lines = []
     for seed, row in sorted(by_recipe(rows).get(name, {}).items()):
         score = row.scores[row.main or ""]
-        accuracy = {m: 100 * share for m, share in score.accuracy.items()}
-        error = {m: 100 * share for m, share in score.error.items()}
+        shares = {key: accuracy(score, measure) for key, measure in protocol.measured.items()}
+        found = {key: share for key, share in shares.items() if share is not None}
+        error = {key: sqrt(share * (100 - share) / score.n) for key, share in found.items()}
         for target in entry.targets:
-            misses = [m for m, least in target.values.items() if accuracy.get(m, 0.0) < least]
-            asked = " and ".join(f"{papers.measures[m]} {v:.2f}" for m, v in target.values.items())
-            reached = [m for m in target.values if m in accuracy]
-            had = " and ".join(f"{papers.measures[m]} {accuracy[m]:.2f} ± {error[m]:.2f}" for m in reached)
-            near = [m for m in reached if abs(accuracy[m] - target.values[m]) < 2 * error[m]]
-            verdict = f"missed in {' and '.join(papers.measures[m] for m in misses)}" if misses else "reached"
+            misses = [m for m, least in target.values.items() if found.get(m, 0.0) < least]
+            asked = " and ".join(f"{names[m]} {v:.2f}" for m, v in target.values.items())
+            reached = [m for m in target.values if m in found]
+            had = " and ".join(f"{names[m]} {found[m]:.2f} ± {error[m]:.2f}" for m in reached)
+            near = [m for m in reached if abs(found[m] - target.values[m]) < 2 * error[m]]
+            verdict = f"missed in {' and '.join(names[m] for m in misses)}" if misses else "reached"
             if near:
-                verdict += f" ({' and '.join(papers.measures[m] for m in near)} within two standard errors)"
+                verdict += f" ({' and '.join(names[m] for m in near)} within two standard errors)"
             lines.append(f"- {entry.label} (seed {seed}) against {target.name}, {asked}: {had}, {verdict}.")
     return lines

@@ -10,7 +10,7 @@ import numpy as np
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import devices, origin
-from flatrock.diagnostics.surface import Array, Landscape
+from flatrock.diagnostics.surface import Array, Landscape, nearest_radius
 from flatrock.reports.style import blank, dress, finish, line_style, radius
 from flatrock.reports.table import Table, percent
 
@@ -87,11 +87,13 @@ def spread(values: Array, digits: int = 3) -> str:
 def flatness_table(records: Sequence[Landscape], at: float = 0.5) -> Table:
     """One row per landscape: how high the middle lies and how much the loss rises around it.
 
-    For curves `rise` is (rho(-r) + rho(r)) / 2 - rho(0) at a radius r, and `mean rise` the mean of rho - rho(0) over
-    the whole grid; for surfaces the mean of |g - g(0, 0)|. Mean ± standard deviation over directions (or images).
+    For curves `rise` is (rho(-r) + rho(r)) / 2 - rho(0) at the measured radius r nearest to `at`, and `mean rise` the
+    mean of rho - rho(0) over the whole grid; for surfaces the mean of |g - g(0, 0)|. Mean ± standard deviation over
+    directions (or images).
     """
     check_alike(records)
     first = records[0]
+    at = nearest_radius(first.axis, at)
     head = ["landscape", "epoch", "loss"]
     curves = first.kind == "weight-1d"
     if first.kind != "input":
@@ -123,12 +125,14 @@ def _centre(record: Landscape, name: str) -> float:
 def paired(records: Sequence[Landscape], at: float = 0.5) -> list[str]:
     """How much more the loss of each landscape rises than that of the first, direction by direction.
 
+    At the measured radius nearest to `at`, as in the table.
     Directions of one number come from the same random numbers if the networks have the same layers, so that their
     difference has less spread than each of them.
     """
     check_alike(records)
     names = labels(records)
     first = records[0]
+    at = nearest_radius(first.axis, at)
     told = []
     for name, record in zip(names[1:], records[1:], strict=True):
         if record.kind != "weight-1d" or record.count < 2 or record.moved != first.moved:
@@ -175,6 +179,7 @@ def draw_curves(records: Sequence[Landscape], path: Path, *, at: float = 0.5) ->
     """Loss along every direction (thin) and their mean (thick), its rise near the middle, and the accuracy."""
     check_alike(records)
     first = records[0]
+    at = max(at, min((a for a in first.axis if a > 0), default=at))  # so that there is a point to see
     figure = blank(12.5, 4.1)
     loss, near, accuracy = figure.subplots(1, 3)
     for i, (name, record) in enumerate(zip(labels(records), records, strict=True)):

@@ -1,23 +1,40 @@
-"""The papers' figures, from a file: what they print, where, and what they claim about our rows."""
+"""The papers' figures, from files: what they print, where, and what they claim about our rows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from flatrock.core.rows import Row
 from flatrock.reports.given import read_given
 
-# Those that come with flatrock.
+T = TypeVar("T")
+# Those that come with flatrock: our own protocols, and the published tables, a file per paper.
 OWN = Path(__file__).with_name("papers.yaml")
+TABLES = Path(__file__).with_name("tables")
+IN_TABLES = "reports/tables/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A column: its name on the page, and the attacks of our rows that count as it, the first of them that a row has.
+
+    A measure without attacks is one that only papers print.
+    """
+
+    name: str
+    attacks: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """One published row: accuracies in percent by measure, of the `best` or the `last` epoch.
 
-    `error` is the standard error the paper states.
+    `errors` are standard errors, as far as the paper states them or what they follow from.
     """
 
     cite: str
@@ -25,7 +42,7 @@ class Figure:
     network: str
     values: Mapping[str, float]
     end: str = "best"
-    error: float | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -63,19 +80,33 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """Recipes trained alike, in the order of the page; figures of these `networks` may be set against ours."""
+    """Recipes trained alike, or the rows of a published table, in the order of the page.
+
+    Figures of these `networks` may be set against ours; `file` is where all this is written down.
+    """
 
     title: str
     text: str
     networks: tuple[str, ...]
+    measures: Mapping[str, Measure]
     rows: Mapping[str, Entry]
+    file: str = ""
+
+    @property
+    def published(self) -> bool:
+        """Whether it is a published table, whose recipes train as the paper does."""
+        return self.file.startswith(IN_TABLES)
+
+    @property
+    def measured(self) -> dict[str, Measure]:
+        """The measures our rows can have."""
+        return {key: measure for key, measure in self.measures.items() if measure.attacks}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Papers:
     """Everything the page takes from papers."""
 
-    measures: Mapping[str, str] = field(default_factory=dict)
     protocols: Mapping[str, Protocol] = field(default_factory=dict)
 
     @property
@@ -84,52 +115,119 @@ class Papers:
         rows = [row for protocol in self.protocols.values() for row in protocol.rows.items()]
         return {name for name, entry in rows if any(figure.end == "last" for figure in entry.figures)}
 
+    def runs(self, key: str, rows: Sequence[Row]) -> list[Row]:
+        """Those of the protocol; a baseline may be in several."""
+        return [row for row in rows if key in self._homes(row.recipe, row.protocol)]
+
+    def others(self, rows: Sequence[Row]) -> list[Row]:
+        """Those of no protocol."""
+        return [row for row in rows if not self._homes(row.recipe, row.protocol)]
+
+    def concerning(self, names: Mapping[str, str]) -> Papers:
+        """What concerns these recipes, given with the protocol in their name.
+
+        A baseline that several tables print asks for none of them if one is there for another row, else for the first.
+        """
+        homes = [found for name, protocol in names.items() if (found := self._homes(name, protocol))]
+        wanted = {found[0] for found in homes if len(found) == 1}
+        for found in homes:
+            if not wanted.intersection(found):
+                wanted.add(found[0])
+        return replace(self, protocols={key: part for key, part in self.protocols.items() if key in wanted})
+
+    def _homes(self, recipe: str, protocol: str) -> list[str]:
+        return [key for key, part in self.protocols.items() if key == protocol or recipe in part.rows]
+
 
 def read_papers(path: Path) -> Papers:
-    """Read the file; ConfigError says what in it is wrong."""
-    return read_given(path, _papers, what="the papers' figures", option="--papers")
+    """Read the file, which may name the figures that come with flatrock; ConfigError says what in it is wrong."""
+    file = f"{IN_TABLES}{path.name}" if path.parent == TABLES else "reports/papers.yaml"
+    return _read(path, lambda raw: _papers(raw, file))
 
 
-def known_papers(given: Path | None, folder: Path, protocols: Collection[str] | None = None) -> Papers:
-    """The figures in the file given, else in papers.yaml in the folder, else flatrock's own (for these protocols)."""
+def known_papers(given: Path | None, folder: Path, names: Mapping[str, str] | None = None) -> Papers:
+    """The figures in the file given, else in papers.yaml in the folder, else flatrock's own.
+
+    With `names`, recipes and the protocols in their names, flatrock's own are those that concern them.
+    """
     beside = folder / OWN.name
     if given or beside.exists():
         return read_papers(given or beside)
-    own = read_papers(OWN)
-    wanted = own.protocols if protocols is None else protocols
-    return replace(own, protocols={key: part for key, part in own.protocols.items() if key in wanted})
+    files = [read_papers(path) for path in _shipped()]
+    own = Papers(protocols={key: part for papers in files for key, part in papers.protocols.items()})
+    return own if names is None else own.concerning(names)
 
 
-def _papers(raw: Mapping[str, Any]) -> Papers:
-    figures = {key: _figure(dict(row), raw) for key, row in raw["figures"].items()}
-    protocols = {
-        key: Protocol(
-            title=part["title"],
-            text=part["text"].strip(),
-            networks=tuple(part["networks"]),
-            rows={name: _entry(row, figures) for name, row in part["rows"].items()},
-        )
-        for key, part in raw["protocols"].items()
-    }
+def _shipped() -> list[Path]:
+    return [OWN, *sorted(TABLES.glob("*.yaml"))]
+
+
+@cache
+def _known() -> dict[str, Figure]:
+    """The figures that come with flatrock, by name."""
+    files = [_read(path, _figures) for path in _shipped()]
+    return {key: figure for found in files for key, figure in found.items()}
+
+
+def _read(path: Path, make: Callable[[Any], T]) -> T:
+    return read_given(path, make, what="the papers' figures", option="--papers")
+
+
+def _papers(raw: Mapping[str, Any], file: str) -> Papers:
+    figures = _known() | _figures(raw)
+    protocols = {key: _protocol(part, raw, figures, file) for key, part in raw["protocols"].items()}
     for protocol in protocols.values():
         for name, entry in protocol.rows.items():
             if entry.over is not None and entry.over not in protocol.rows:
                 raise ValueError(f"{name} is compared with {entry.over}, which is no row of its protocol")
-    return Papers(measures=raw["measures"], protocols=protocols)
+    return Papers(protocols=protocols)
+
+
+def _protocol(part: Mapping[str, Any], raw: Mapping[str, Any], figures: Mapping[str, Figure], file: str) -> Protocol:
+    measures = _measures(raw)
+    return Protocol(
+        title=part["title"],
+        text=part["text"].strip(),
+        networks=tuple(part["networks"]),
+        measures={key: measures[key] for key in part.get("measures", measures)},
+        rows={name: _entry(row, figures) for name, row in part["rows"].items()},
+        file=file,
+    )
+
+
+def _measures(raw: Mapping[str, Any]) -> dict[str, Measure]:
+    """`pgd-20: PGD-20` is short for `pgd-20: {name: PGD-20, attacks: [pgd-20]}`."""
+
+    def measure(key: str, said: Any) -> Measure:
+        name, attacks = (said, [key]) if isinstance(said, str) else (said["name"], said["attacks"])
+        return Measure(name=name, attacks=tuple(attacks))
+
+    return {key: measure(key, said) for key, said in raw["measures"].items()}
+
+
+def _figures(raw: Mapping[str, Any]) -> dict[str, Figure]:
+    return {key: _figure(dict(row), raw) for key, row in raw["figures"].items()}
 
 
 def _figure(row: dict[str, Any], raw: Mapping[str, Any]) -> Figure:
+    """A value may be a pair, (mean, spread over the runs of the source)."""
     source = raw["sources"][row.pop("source")]
-    network, end = row.pop("network"), row.pop("end", "best")
+    network, end = row.pop("network", None) or source["network"], row.pop("end", "best")
     if end not in ("best", "last"):
         raise ValueError(f"a figure is of the best or the last epoch, got {end!r}")
-    return Figure(**source, network=network, end=end, values=_numbers(row, raw["measures"]))
-
-
-def _numbers(row: Mapping[str, Any], measures: Mapping[str, str]) -> dict[str, float]:
-    if unknown := row.keys() - measures.keys():
-        raise ValueError(f"{sorted(unknown)[0]!r} is not among the measures {list(measures)}")
-    return {measure: float(row[measure]) for measure in measures if measure in row}
+    if unknown := row.keys() - raw["measures"].keys():
+        raise ValueError(f"{sorted(unknown)[0]!r} is not among the measures {list(raw['measures'])}")
+    error, runs = source.get("error"), source.get("runs", 1)
+    pairs = {key: row[key] if isinstance(row[key], list) else (row[key], None) for key in raw["measures"] if key in row}
+    errors = {key: error if spread is None else spread / sqrt(runs) for key, (_, spread) in pairs.items()}
+    return Figure(
+        cite=source["cite"],
+        differs=source["differs"],
+        network=network,
+        end=end,
+        values={key: float(mean) for key, (mean, _) in pairs.items()},
+        errors={key: float(size) for key, size in errors.items() if size is not None},
+    )
 
 
 def _entry(row: Mapping[str, Any], figures: Mapping[str, Figure]) -> Entry:

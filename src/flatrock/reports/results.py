@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flatrock.core.rows import Row
-from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, score_at, target_lines
-from flatrock.reports.papers import Papers, Protocol
+from flatrock.reports.claims import accuracy, by_recipe, claim_lines, drop, gain, points, score_at, target_lines
+from flatrock.reports.papers import Measure, Papers, Protocol
 from flatrock.reports.table import Table, markdown, percent
 
 COMMAND = "flatrock report results/*.json --out docs/results.md"
@@ -16,7 +16,7 @@ OPENING = """\
 # Results
 
 Written by `{command}`; no number on this page is typed by hand. Ours come
-from results files, which flatrock makes of runs, the papers' from `reports/papers.yaml` of flatrock or one of yours.
+from results files, which flatrock makes of runs, the papers' from {papers} of flatrock or one of yours.
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
 the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
@@ -47,7 +47,8 @@ def results_page(
     `files` are the names of the results files the rows come from, `pictures` those of what was drawn: of all runs under
     the empty name, of a protocol's curves under the protocol's, of other runs under OTHERS. `command` writes it.
     """
-    parts = [OPENING.format(command=command)]
+    written = dict.fromkeys(["reports/papers.yaml", *(part.file for part in papers.protocols.values())])
+    parts = [OPENING.format(command=command, papers=", ".join(f"`{file}`" for file in written))]
     if not rows:
         parts.append("There are no results yet: no run has been collected with `flatrock results`.")
     else:
@@ -55,9 +56,8 @@ def results_page(
     if "" in pictures:
         parts.append(f"![clean and AutoAttack accuracy of every run, and the papers']({pictures['']})")
     for key, protocol in papers.protocols.items():
-        parts += _section(protocol, [row for row in rows if row.protocol == key], papers, pictures.get(key, ""))
-    others = [row for row in rows if row.protocol not in papers.protocols]
-    if others:
+        parts += _section(protocol, papers.runs(key, rows), pictures.get(key, ""))
+    if others := papers.others(rows):
         parts += [
             "## Other runs",
             *_picture("clean accuracy and that under all attacks, of every run", pictures.get(OTHERS, "")),
@@ -69,7 +69,7 @@ def results_page(
     return "\n\n".join(parts) + "\n"
 
 
-def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: str) -> list[str]:
+def _section(protocol: Protocol, rows: Sequence[Row], curves: str) -> list[str]:
     parts = [f"## {protocol.title}", protocol.text]
     labels = {name: entry.label for name, entry in protocol.rows.items()}
     order = {name: i for i, name in enumerate(protocol.rows)}
@@ -78,11 +78,11 @@ def _section(protocol: Protocol, rows: Sequence[Row], papers: Papers, curves: st
     if rows:
         parts += [
             *_picture("accuracy under attack, epoch by epoch", curves),
-            markdown(measured(rows, papers, labels)),
+            markdown(measured(rows, protocol)),
             markdown(costs(rows, labels)),
             *_remarks(rows, labels),
         ]
-        parts += _compared(protocol, rows, papers)
+        parts += _compared(protocol, rows)
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.")
     return parts
@@ -102,16 +102,16 @@ def _missing(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[str]:
+def _compared(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     """Differences between our rows, then the papers' figures, then what became of their claims."""
     known = by_recipe(rows)
     parts = []
     for title, table in (
-        ("Gains over the base, in points:", gains(protocol, rows, papers)),
-        ("From the best epoch to the last, in points:", drops(protocol, rows, papers)),
+        ("Gains over the base, in points:", gains(protocol, rows)),
+        ("From the best epoch to the last, in points:", drops(protocol, rows)),
         (
             "Beside the papers: their figure and, where the network is alike, ours minus theirs.",
-            beside(protocol, rows, papers),
+            beside(protocol, rows),
         ),
     ):
         if table.rows:
@@ -122,10 +122,11 @@ def _compared(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> list[s
             differs.setdefault(figure.differs, []).append(figure.cite)
     if differs:
         lines = [f"- {', '.join(dict.fromkeys(cites))}: {text}" for text, cites in differs.items()]
-        parts.append("What differs there:\n\n" + "\n".join(lines))
-    if lines := claim_lines(protocol, rows, papers):
+        title = "How theirs were made:" if protocol.published else "What differs there:"
+        parts.append(f"{title}\n\n" + "\n".join(lines))
+    if lines := claim_lines(protocol, rows):
         parts.append("The differences papers print, and what became of them here:\n\n" + "\n".join(lines))
-    reached = [line for name, e in protocol.rows.items() for line in target_lines(name, e, rows, papers)]
+    reached = [line for name in protocol.rows for line in target_lines(name, protocol, rows)]
     if reached:
         parts.append("What was to be reached:\n\n" + "\n".join(reached))
     return parts
@@ -154,20 +155,21 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     return names
 
 
-def measured(rows: Sequence[Row], papers: Papers, labels: Mapping[str, str]) -> Table:
+def measured(rows: Sequence[Row], protocol: Protocol) -> Table:
     """Accuracy of every evaluated checkpoint; a failed run has a row and no number."""
+    labels, measures = {name: entry.label for name, entry in protocol.rows.items()}, protocol.measured
     lines = []
     for row in rows:
         head = (_label(row, labels), f"`{row.recipe}`", str(row.seed))
         if not row.scores:
             said = "FAILED" if row.status == "failed" else "not evaluated"
-            lines.append((*head, said, *("" for _ in papers.measures)))
+            lines.append((*head, said, *("" for _ in measures)))
         for checkpoint, score in row.scores.items():
-            accuracy = score.accuracy
             star = "*" if score.marks else ""
-            cells = (percent(accuracy.get(m)) + (star if m in accuracy else "") for m in papers.measures)
+            found = (accuracy(score, measure) for measure in measures.values())
+            cells = ("" if share is None else f"{share:.2f}{star}" for share in found)
             lines.append((*head, f"{checkpoint.replace('-', ' ')}, {score.epoch}", *cells))
-    return Table(("method", "recipe", "seed", "epoch", *papers.measures.values()), tuple(lines))
+    return Table(("method", "recipe", "seed", "epoch", *_heads(measures)), tuple(lines))
 
 
 def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
@@ -200,51 +202,54 @@ def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
     return Table(("method", *header, "evaluation, min"), tuple(lines))
 
 
-def gains(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> Table:
+def _heads(measures: Mapping[str, Measure]) -> list[str]:
+    return [measure.name for measure in measures.values()]
+
+
+def gains(protocol: Protocol, rows: Sequence[Row]) -> Table:
     """Every row that has a base, minus its base."""
     known = by_recipe(rows)
     lines = []
     for name, entry in protocol.rows.items():
         if entry.over is None or name not in known or entry.over not in known:
             continue
-        found = [gain(known[name], known[entry.over], m) for m in papers.measures]
+        found = [gain(known[name], known[entry.over], m) for m in protocol.measured.values()]
         lines.append(
             (f"{entry.label} - {protocol.rows[entry.over].label}", *("" if g is None else points(g) for g in found))
         )
-    return Table(("difference", *papers.measures.values()), tuple(lines))
+    return Table(("difference", *_heads(protocol.measured)), tuple(lines))
 
 
-def drops(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> Table:
+def drops(protocol: Protocol, rows: Sequence[Row]) -> Table:
     """Every row whose last epoch was evaluated too: last minus best."""
     known = by_recipe(rows)
     lines = []
     for name, entry in protocol.rows.items():
-        found = [drop(known[name], m) for m in papers.measures] if name in known else []
+        found = [drop(known[name], m) for m in protocol.measured.values()] if name in known else []
         if any(g is not None for g in found):
             lines.append((entry.label, *("" if g is None else points(g) for g in found)))
-    return Table(("last - best", *papers.measures.values()), tuple(lines))
+    return Table(("last - best", *_heads(protocol.measured)), tuple(lines))
 
 
-def beside(protocol: Protocol, rows: Sequence[Row], papers: Papers) -> Table:
+def beside(protocol: Protocol, rows: Sequence[Row]) -> Table:
     """The papers' figures for our rows, and ours minus theirs (the mean over our seeds) where the network is alike."""
     known = by_recipe(rows)
     lines = []
     for name, entry in protocol.rows.items():
         for figure in entry.papers if name in known else ():
-            scores = [score_at(row, figure.end) for row in known[name].values()]
-            ours = [score.accuracy for score in scores if score is not None]
-            alike = figure.network in protocol.networks
-            cells = (
-                _beside(figure.values.get(m), [run[m] for run in ours if m in run and alike]) for m in papers.measures
-            )
+            scores = [score_at(row, figure.end) for row in known[name].values() if figure.network in protocol.networks]
+            cells = []
+            for key, measure in protocol.measures.items():
+                ours = [accuracy(score, measure) for score in scores if score is not None]
+                cells.append(_beside(figure.values.get(key), [share for share in ours if share is not None]))
             lines.append((entry.label, figure.where, *cells))
-    return Table(("method", "paper", *papers.measures.values()), tuple(lines))
+    return Table(("method", "paper", *_heads(protocol.measures)), tuple(lines))
 
 
 def _beside(theirs: float | None, ours: Sequence[float]) -> str:
     if theirs is None:
         return ""
-    return f"{theirs:.2f}" + (f" ({100 * sum(ours) / len(ours) - theirs:+.2f})" if ours else "")
+    return f"{theirs:.2f}" + (f" ({sum(ours) / len(ours) - theirs:+.2f})" if ours else "")
 
 
 def _remarks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[str]:

@@ -69,12 +69,15 @@ def draw_results(rows: Sequence[Row], papers: Papers, path: Path) -> Path | None
 
 
 def _groups(rows: Sequence[Row], papers: Papers) -> tuple[list[Group], list[str]]:
-    """Our runs by protocol, numbered throughout, and those left out."""
+    """Our runs by protocol, numbered throughout, a baseline of several where it comes first, and those left out."""
     groups: list[Group] = []
     left_out: list[str] = []
+    drawn: set[Row] = set()
     for i, (key, protocol) in enumerate(papers.protocols.items()):
         first = 1 + sum(len(group.points) for group in groups)
-        points, broken = _ours([row for row in rows if row.protocol == key], protocol, first=first)
+        new = [row for row in papers.runs(key, rows) if row not in drawn]
+        points, broken = _ours(new, protocol, first=first)
+        drawn |= set(new)
         left_out += broken
         if points:
             title = protocol.title.split(":")[0].strip("`")

@@ -21,9 +21,8 @@ def write_results(
     drawn = {"": draw_results(rows, papers, out.with_suffix(".png"))}
     for key, protocol in papers.protocols.items():
         curves = out.with_name(f"{out.stem}-{key}.png")
-        drawn[key] = draw_curves([row for row in rows if row.protocol == key], protocol, curves)
-    others = [row for row in rows if row.protocol not in papers.protocols]
-    drawn[OTHERS] = draw_others(others, out.with_name(f"{out.stem}-{OTHERS}.png"))
+        drawn[key] = draw_curves(papers.runs(key, rows), protocol, curves)
+    drawn[OTHERS] = draw_others(papers.others(rows), out.with_name(f"{out.stem}-{OTHERS}.png"))
     pictures = {key: file for key, file in drawn.items() if file}
     names = {key: file.name for key, file in pictures.items()}
     page = results_page(rows, papers, [file.name for file in files], names, command=command)

@@ -33,7 +33,7 @@ def comparison(results: Mapping[str, Result | str]) -> Table:
     """One row per name: clean, each attack, and the per-sample worst case over the attacks.
 
     A text instead of a Result says why the run failed; its row says FAILED and holds no number. A `*` marks numbers
-    whose checkpoint was selected on the test set.
+    whose checkpoint was selected on the test set; COLLAPSED is a model that gives one answer to everything (E15).
     """
     attacks = list(dict.fromkeys(a for r in results.values() if isinstance(r, Result) for a in r.per_attack))
     rows = []
@@ -43,7 +43,8 @@ def comparison(results: Mapping[str, Result | str]) -> Table:
             continue
         star = "*" if result.marks else ""
         cells = [result.clean, *(result.per_attack.get(a) for a in attacks), result.robust]
-        rows.append((name, *(percent(c) + (star if c is not None else "") for c in cells)))
+        collapsed = " COLLAPSED" if any(finding.code == "E15" for finding in result.findings) else ""
+        rows.append((name + collapsed, *(percent(c) + (star if c is not None else "") for c in cells)))
     return Table(("model", "clean", *attacks, WORST), tuple(rows))
 
 

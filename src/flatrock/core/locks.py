@@ -1,0 +1,60 @@
+"""Work that one process at a time may do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from flatrock.core.errors import BusyError
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover (Windows)
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def locked(path: Path, doing: str, place: Path) -> Iterator[None]:
+    """Hold a lock file, in which others read what this process is `doing` at a place; BusyError if another holds it.
+
+    The lock ends with the process, however it ends.
+    """
+    if fcntl is None:  # a system without advisory locks
+        yield
+        return
+    with _held(path, place) as handle:
+        handle.truncate(0)
+        handle.write(f"{os.getpid()} is {doing}")
+        handle.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _held(path: Path, place: Path) -> IO[str]:
+    """The file, locked. One that its last holder has removed meanwhile locks nobody out: then the new one is taken."""
+    while True:
+        handle = path.open("a+")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.seek(0)
+            who, _, doing = handle.read().partition(" is ")
+            handle.close()
+            who = f"process {who}" if who else "another process"
+            raise BusyError(f"{who} is {doing or 'at work in'} {place}; wait for it") from error
+        if _is_there(handle, path):
+            return handle
+        handle.close()
+
+
+def _is_there(handle: IO[str], path: Path) -> bool:
+    """Whether this open file still has its name."""
+    try:
+        return path.stat().st_ino == os.fstat(handle.fileno()).st_ino
+    except FileNotFoundError:
+        return False

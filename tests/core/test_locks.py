@@ -1,0 +1,52 @@
+"""Lock files: one process at a time, told who is at work; a file that was removed meanwhile locks nobody out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatrock.core import locks
+from flatrock.core.errors import BusyError
+from flatrock.core.locks import locked
+
+
+def test_the_second_is_told_who_is_at_work(tmp_path: Path) -> None:
+    file, place = tmp_path / ".lock", Path("runs/x")
+    with locked(file, "training into", place):
+        with pytest.raises(BusyError, match=rf"^process {os.getpid()} is training into runs/x; wait for it$"):
+            locked(file, "evaluating", place).__enter__()
+        for old, said in (("123", "process 123 is at work in runs/x"), ("", "another process is at work in runs/x")):
+            file.write_text(old)
+            with pytest.raises(BusyError, match=f"^{said}; wait for it$"):
+                locked(file, "evaluating", place).__enter__()
+    assert not file.exists()
+    with locked(file, "evaluating", place):
+        assert file.read_text() == f"{os.getpid()} is evaluating"
+
+
+def test_a_file_that_its_holder_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened before the holder removed it, locked after: another process may have made and locked a new one."""
+    file, true = tmp_path / ".lock", locks.fcntl.flock
+    removed: list[str] = []
+
+    def late(handle: Any, how: int) -> None:
+        if not removed:
+            removed.append(file.name)
+            file.unlink()
+        true(handle, how)
+
+    monkeypatch.setattr(locks.fcntl, "flock", late)
+    with locked(file, "making", tmp_path):
+        assert removed and file.exists(), "the one there is now"
+        monkeypatch.undo()
+        with pytest.raises(BusyError):
+            locked(file, "making", tmp_path).__enter__()
+
+
+def test_an_error_inside_frees_it(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), locked(tmp_path / ".lock", "making", tmp_path):
+        raise ZeroDivisionError
+    assert not (tmp_path / ".lock").exists()
