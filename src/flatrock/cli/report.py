@@ -12,7 +12,7 @@ from flatrock.cli.shared import check_page, recognised
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import read_rows, repeated
 from flatrock.reports.papers import known_papers
-from flatrock.reports.results_files import write_results
+from flatrock.reports.results_files import read_notes, write_results
 
 Files = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="files of `flatrock results`; others are left out")
@@ -36,7 +36,10 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
         twice = repeated(rows)
         if twice:
             raise ConfigError(f"{twice[0].recipe} with seed {twice[0].seed} is in the files twice; leave one out")
-        pictures = write_results(rows, known, [file for file, _ in found], out)
+        files = [file for file, _ in found]
+        pictures = write_results(rows, known, files, out)
         say(f"wrote {out}: {len(rows)} runs")
+        for name in sorted(read_notes(files).keys() - {row.recipe for row in rows}):
+            say(("left out ", "yellow"), f"the note on {name}: there is no such row")
         for picture in pictures:
             say(f"drew {picture}")

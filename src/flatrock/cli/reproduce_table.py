@@ -18,7 +18,7 @@ from flatrock.recipes.reproduce_plan import Overrides, Planned, plan_rows
 from flatrock.recipes.results import changes, leaves, protocol
 from flatrock.reports.claims import outlook
 from flatrock.reports.papers import Papers, known_papers
-from flatrock.reports.results_files import write_results
+from flatrock.reports.results_files import read_notes, write_results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,7 @@ def prepare(
     check_json(out, SCHEMA, "results file")
     if out.exists():
         read_rows(out)  # one that is damaged is refused now, not after the first row
+    read_notes([out])
     check_page(page, page.with_suffix(".png"), option="--page")
     check_out(runs_dir / "run", option="--runs-dir")
     for one in each_device(device):

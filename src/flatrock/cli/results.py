@@ -13,6 +13,7 @@ from flatrock.cli.shared import check_json
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import SCHEMA, Row, added, read_rows, repeated, write_rows
 from flatrock.recipes.results import collect_run
+from flatrock.reports.remarks import told_once
 from flatrock.reports.results import overview
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of evaluated runs")]
@@ -47,7 +48,7 @@ def tell_changes(rows: Sequence[Row]) -> None:
     """In what runs are not what the recipe of their name says, those alike told once."""
     said: dict[str, list[str]] = {}
     for row in rows:
-        for change in row.changes:
-            said.setdefault(change, []).append(row.recipe)
-    for change, recipes in said.items():
-        say(("changed ", "yellow"), f"{', '.join(dict.fromkeys(recipes))} {change}")
+        if row.changes:
+            said.setdefault("; ".join(row.changes), []).append(row.recipe)
+    for who, text in told_once(said, [row.recipe for row in rows]):
+        say(("changed ", "yellow"), f"{who}: {text}")

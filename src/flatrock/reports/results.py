@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from flatrock.core.rows import Row
+from flatrock.core.rows import Row, Score
 from flatrock.reports.claims import accuracy, by_recipe, claim_lines, drop, gain, points, score_at, target_lines
 from flatrock.reports.papers import Measure, Papers, Protocol
+from flatrock.reports.remarks import remarks
 from flatrock.reports.table import Table, markdown, percent
 
 COMMAND = "flatrock report results/*.json --out docs/results.md"
@@ -40,12 +42,14 @@ def results_page(
     files: Sequence[str],
     pictures: Mapping[str, str],
     *,
+    notes: Mapping[str, str] = MappingProxyType({}),
     command: str = COMMAND,
 ) -> str:
     """The whole page.
 
     `files` are the names of the results files the rows come from, `pictures` those of what was drawn: of all runs under
-    the empty name, of a protocol's curves under the protocol's, of other runs under OTHERS. `command` writes it.
+    the empty name, of a protocol's curves under the protocol's, of other runs under OTHERS. `notes`, by recipe, say
+    what is to be known about rows beside what they hold. `command` writes the page.
     """
     written = dict.fromkeys(["reports/papers.yaml", *(part.file for part in papers.protocols.values())])
     parts = [OPENING.format(command=command, papers=", ".join(f"`{file}`" for file in written))]
@@ -56,20 +60,20 @@ def results_page(
     if "" in pictures:
         parts.append(f"![clean and AutoAttack accuracy of every run, and the papers']({pictures['']})")
     for key, protocol in papers.protocols.items():
-        parts += _section(protocol, papers.runs(key, rows), pictures.get(key, ""))
+        parts += _section(protocol, papers.runs(key, rows), pictures.get(key, ""), notes)
     if others := papers.others(rows):
         parts += [
             "## Other runs",
             *_picture("clean accuracy and that under all attacks, of every run", pictures.get(OTHERS, "")),
             markdown(overview(others)),
-            *_remarks(others, {}),
+            *remarks(others, {}, notes),
         ]
     again = ["## Making the rows last made again", f"```sh\n{command}\n```"]
     parts += ["## Adding a row", HOW] if command == COMMAND else again
     return "\n\n".join(parts) + "\n"
 
 
-def _section(protocol: Protocol, rows: Sequence[Row], curves: str) -> list[str]:
+def _section(protocol: Protocol, rows: Sequence[Row], curves: str, notes: Mapping[str, str]) -> list[str]:
     parts = [f"## {protocol.title}", protocol.text]
     labels = {name: entry.label for name, entry in protocol.rows.items()}
     order = {name: i for i, name in enumerate(protocol.rows)}
@@ -80,7 +84,7 @@ def _section(protocol: Protocol, rows: Sequence[Row], curves: str) -> list[str]:
             *_picture("accuracy under attack, epoch by epoch", curves),
             markdown(measured(rows, protocol)),
             markdown(costs(rows, labels)),
-            *_remarks(rows, labels),
+            *remarks(rows, labels, notes),
         ]
         parts += _compared(protocol, rows)
     if missing:
@@ -151,13 +155,14 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     names = []
     for row in rows:
         name = row.recipe + (f", seed {row.seed}" if several else "") + (", changed" if row.changes else "")
+        name += _collapsed(row.scores[row.main] if row.main else None)
         names.append(name if row.status == "finished" else f"{name} {row.status.upper()}")
     return names
 
 
 def measured(rows: Sequence[Row], protocol: Protocol) -> Table:
     """Accuracy of every evaluated checkpoint; a failed run has a row and no number."""
-    labels, measures = {name: entry.label for name, entry in protocol.rows.items()}, protocol.measured
+    labels, measures = {name: entry.label for name, entry in protocol.rows.items()}, _columns(rows, protocol)
     lines = []
     for row in rows:
         head = (_label(row, labels), f"`{row.recipe}`", str(row.seed))
@@ -168,8 +173,20 @@ def measured(rows: Sequence[Row], protocol: Protocol) -> Table:
             star = "*" if score.marks else ""
             found = (accuracy(score, measure) for measure in measures.values())
             cells = ("" if share is None else f"{share:.2f}{star}" for share in found)
-            lines.append((*head, f"{checkpoint.replace('-', ' ')}, {score.epoch}", *cells))
+            lines.append((*head, f"{checkpoint.replace('-', ' ')}, {score.epoch}{_collapsed(score)}", *cells))
     return Table(("method", "recipe", "seed", "epoch", *_heads(measures)), tuple(lines))
+
+
+def _columns(rows: Sequence[Row], protocol: Protocol) -> dict[str, Measure]:
+    """The protocol's measures, and behind them what some row was attacked with beside them."""
+    known = {name for measure in protocol.measured.values() for name in measure.attacks}
+    tried = {name for row in rows for score in row.scores.values() for name in score.right}
+    return protocol.measured | {name: Measure(name=name, attacks=(name,)) for name in sorted(tried - known)}
+
+
+def _collapsed(score: Score | None) -> str:
+    """What a number of a model that gives one answer to everything must not go without."""
+    return " COLLAPSED" if score and any(text.startswith("E15") for text in score.findings) else ""
 
 
 def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
@@ -250,42 +267,6 @@ def _beside(theirs: float | None, ours: Sequence[float]) -> str:
     if theirs is None:
         return ""
     return f"{theirs:.2f}" + (f" ({sum(ours) / len(ours) - theirs:+.2f})" if ours else "")
-
-
-def _remarks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[str]:
-    """What a reader of the numbers must know: marks, changes, failures, findings, where they come from."""
-    said: dict[str, list[str]] = {}
-    for row in rows:
-        name = f"{_label(row, labels)} (seed {row.seed})"
-        texts = [f"changed, {change}; not compared" for change in row.changes]
-        if row.status != "finished":
-            texts.append(f"{row.status}{f', {row.reason}' if row.reason else ''}; not compared")
-        for text in (*texts, *row.findings):
-            said.setdefault(text, []).append(name)
-        for checkpoint, score in row.scores.items():
-            for text in score.findings:
-                said.setdefault(text, []).append(f"{name} {checkpoint.replace('-', ' ')}")
-    parts = ["\n".join(f"- {', '.join(names)}: {text}." for text, names in said.items())] if said else []
-    if any(score.marks for row in rows for score in row.scores.values()):
-        parts.append("`*` the epoch was chosen on the test set.")
-    sizes = sorted({score.n for row in rows for score in row.scores.values()})
-    if sizes:
-        parts.append(f"Accuracies are of {' and of '.join(f'{n:,}' for n in sizes)} test images.")
-    return [*parts, _origin(rows)]
-
-
-def _origin(rows: Sequence[Row]) -> str:
-    """Commits, devices and dates of the runs, those alike said once."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        about = row.provenance
-        engine = about.get("engine") or {}
-        how = ", ".join(f"{k} {v}" for k, v in engine.items())
-        said = f"commit {about.get('commit')}, torch {about.get('torch')}, {about.get('device')}"
-        said += f", {str(about.get('time'))[:10]}{f', {how}' if how else ''}"
-        found.setdefault(said, []).append(row.recipe)
-    every = "; ".join(f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items())
-    return f"Trained at {every}. Times are those of training without probes; in all: with probes and checkpoints."
 
 
 def _label(row: Row, labels: Mapping[str, str]) -> str:

@@ -1,0 +1,54 @@
+"""What a reader of a table of runs must know beside its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flatrock.core.rows import Row
+
+
+def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, str]) -> list[str]:
+    """What a reader of the numbers must know: marks, changes, failures, findings, notes, where they come from."""
+    said: dict[str, list[str]] = {}
+    names = [f"{labels.get(row.recipe, row.recipe)} (seed {row.seed})" for row in rows]
+    for name, row in zip(names, rows, strict=True):
+        texts = [f"changed, {'; '.join(row.changes)}; not compared"] if row.changes else []
+        if row.status != "finished":
+            texts.append(f"{row.status}{f', {row.reason}' if row.reason else ''}; not compared")
+        noted = notes.get(row.recipe, "")
+        for text in (*texts, *row.findings, *filter(None, [noted.strip().rstrip(".")])):
+            said.setdefault(text, []).append(name)
+        for checkpoint, score in row.scores.items():
+            for text in score.findings:
+                said.setdefault(text, []).append(f"{name} {checkpoint.replace('-', ' ')}")
+    lines = [f"- {who}: {text}." for who, text in told_once(said, names)]
+    parts = ["\n".join(lines)] if lines else []
+    if any(score.marks for row in rows for score in row.scores.values()):
+        parts.append("`*` the epoch was chosen on the test set.")
+    sizes = sorted({score.n for row in rows for score in row.scores.values()})
+    if sizes:
+        parts.append(f"Accuracies are of {' and of '.join(f'{n:,}' for n in sizes)} test images.")
+    return [*parts, _origin(rows)]
+
+
+def told_once(said: Mapping[str, Sequence[str]], everyone: Sequence[str]) -> list[tuple[str, str]]:
+    """Who, and what is said of them; what is said of all rows needs no names."""
+    told = []
+    for text, names in said.items():
+        every = len(everyone) > 1 and sorted(names) == sorted(everyone)
+        told.append((f"all {len(everyone)} rows" if every else ", ".join(dict.fromkeys(names)), text))
+    return told
+
+
+def _origin(rows: Sequence[Row]) -> str:
+    """Commits, devices and dates of the runs, those alike said once."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        about = row.provenance
+        engine = about.get("engine") or {}
+        how = ", ".join(f"{k} {v}" for k, v in engine.items())
+        said = f"commit {about.get('commit')}, torch {about.get('torch')}, {about.get('device')}"
+        said += f", {str(about.get('time'))[:10]}{f', {how}' if how else ''}"
+        found.setdefault(said, []).append(row.recipe)
+    every = "; ".join(f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items())
+    return f"Trained at {every}. Times are those of training without probes; in all: with probes and checkpoints."

@@ -1,0 +1,109 @@
+"""What a page says about rows beside their numbers: notes, changes told once, columns of other attacks, collapses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from results_cases import fake_run
+from typer.testing import CliRunner
+
+from flatrock.cli.main import app
+from flatrock.reports.papers import OWN as PAPERS
+from flatrock.reports.papers import read_papers
+from flatrock.reports.remarks import told_once
+
+FOUND = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
+
+
+def flatrock(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def reported(folder: Path, *runs: Path) -> tuple[str, str]:
+    """The page of these runs, and what the command said."""
+    file, page = folder / "rows.json", folder / "page.md"
+    done = flatrock("results", *runs, "--out", file)
+    assert done.exit_code == 0, done.output
+    done = flatrock("report", file, "--out", page)
+    assert done.exit_code == 0, done.output
+    return page.read_text(), " ".join(done.output.split())
+
+
+def test_notes_beside_the_file_are_on_the_page_once(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path, name, FOUND) for name in ("cifar10_short_at", "cifar10_short_alp", "digits_at")]
+    plain, said = reported(tmp_path, *runs)
+    assert "shared a GPU" not in plain and "left out" not in said
+    notes = {"cifar10_short_at": "shared a GPU.", "cifar10_short_alp": "shared a GPU", "digits_at": "x", "gone": "y"}
+    (tmp_path / "notes.yaml").write_text(yaml.safe_dump(notes))
+    page, said = reported(tmp_path, *runs)
+    assert {"- all 2 rows: shared a GPU.", "- digits_at (seed 0): x."} <= set(page.splitlines())
+    assert page.count("shared a GPU") == 1
+    assert "left out the note on gone: there is no such row" in said
+
+
+@pytest.mark.parametrize(("text", "fault"), [("digits_at: 3", "not a text"), ("- digits_at", "AttributeError")])
+def test_faults_of_notes_are_named(tmp_path: Path, text: str, fault: str) -> None:
+    file = tmp_path / "rows.json"
+    assert flatrock("results", fake_run(tmp_path, "digits_at", FOUND), "--out", file).exit_code == 0
+    (tmp_path / "notes.yaml").write_text(text)
+    done = flatrock("report", file, "--out", tmp_path / "page.md")
+    assert done.exit_code == 2
+    assert "notes.yaml" in done.output and fault in done.output
+    assert not (tmp_path / "page.md").exists()
+    done = flatrock("reproduce", "digits_at", "--runs-dir", tmp_path / "runs", "--out", file)
+    assert done.exit_code == 2 and fault in done.output, "before any work"
+    assert not (tmp_path / "runs" / "digits_at").exists()
+
+
+def test_what_comes_with_flatrock_says_nothing_about_runs_of_one_machine() -> None:
+    """It is printed beside everybody's rows."""
+    for part in read_papers(PAPERS).protocols.values():
+        assert "GPU" not in part.text
+
+
+def test_what_is_said_of_all_rows_names_none() -> None:
+    said = {"one": ["a"], "both": ["a", "b"], "twice the same": ["a", "a"], "checkpoints": ["a best", "a last"]}
+    assert told_once(said, ["a", "b"]) == [
+        ("a", "one"),
+        ("all 2 rows", "both"),
+        ("a", "twice the same"),
+        ("a best, a last", "checkpoints"),
+    ]
+    assert told_once({"alone": ["a"]}, ["a"]) == [("a", "alone")]
+
+
+def test_changes_of_all_rows_are_one_line(tmp_path: Path) -> None:
+    changes = {"train.epochs": 3, "train.batch_size": 64}
+    names = ("cifar10_short_at", "cifar10_short_alp")
+    runs = [fake_run(tmp_path, name, FOUND, overrides=changes) for name in names]
+    page, _ = reported(tmp_path, *runs)
+    changed = "changed, train.batch_size: 64 instead of 128; train.epochs: 3 instead of 30; not compared"
+    assert f"- all 2 rows: {changed}." in page.splitlines()
+    done = flatrock("results", *runs, "--out", tmp_path / "rows.json")
+    assert "changed all 2 rows: train.batch_size: 64 instead of 128; " in " ".join(done.output.split())
+
+
+def test_other_attacks_have_columns_of_their_own(tmp_path: Path) -> None:
+    other = fake_run(tmp_path, "cifar10_short_alp", {"clean": 70.0, "fgsm": 60.0, "pgd-7": 55.0})
+    page, _ = reported(tmp_path, fake_run(tmp_path, "cifar10_short_at", FOUND), other)
+    lines = page.splitlines()
+    assert "| method | recipe | seed | epoch | clean | PGD-20 | CW-20 | AutoAttack | fgsm | pgd-7 |" in lines
+    assert "| AT | `cifar10_short_at` | 0 | best, 2 | 80.00 | 51.00 | 49.00 | 48.00 |  |  |" in lines
+    assert "| ALP | `cifar10_short_alp` | 0 | best, 2 | 70.00 |  |  |  | 60.00 | 55.00 |" in lines
+
+
+def test_a_collapsed_model_has_no_number_without_that_word(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path, name, FOUND) for name in ("cifar10_short_at", "digits_at", "digits_mart")]
+    for run in runs[:2]:
+        file = run / "result-best.json"
+        result = json.loads(file.read_text())
+        result["findings"].append({"code": "E15", "message": "one answer to everything", "cure": "train again"})
+        file.write_text(json.dumps(result))
+    page, _ = reported(tmp_path, *runs)
+    assert "| AT | `cifar10_short_at` | 0 | best, 2 COLLAPSED | 80.00 |" in page
+    assert "| digits_at COLLAPSED | 80.00 |" in page
+    assert "| digits_mart | 80.00 |" in page
