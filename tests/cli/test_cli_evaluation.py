@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Result as Evaluation
 from flatrock.recipes.evaluate import adversarial_file, evaluate_run
 from flatrock.recipes.restore import load
@@ -94,6 +94,21 @@ def test_the_step_size_is_the_recipes(
     names = ["transfer-pgd-20:step_size=0.01", "transfer-cw-20:step_size=0.01"]
     assert list(result.per_attack) == [*(attacks or ["pgd-3:step_size=0.01"]), *names]
     assert result.attacks[names[0]]["by"]["step_size"] == 0.01
+
+
+def test_a_recipe_that_says_nothing_is_not_passed_over(run_folder: Path, tmp_path: Path) -> None:
+    """Unless the checkpoint is on its own: then it knows how it was meant."""
+    odd = with_attacks(run_folder, tmp_path, ["pgd-nosuch"])
+    with pytest.raises(ConfigError, match="pgd-nosuch"):
+        evaluate_run(odd, limit=5)
+    (odd / "recipe.yaml").write_text("{")
+    with pytest.raises(StateError, match=r"(?s)recipe.yaml is not readable .*`train --resume` writes it again"):
+        evaluate_run(odd, limit=5)
+    (odd / "recipe.yaml").unlink()
+    assert list(evaluate_run(odd, limit=5).per_attack) == ["fgsm", "pgd-20", "cw-20"]
+    (tmp_path / "recipe.yaml").write_text("{")
+    alone = Path(shutil.copy(odd / "best.safetensors", tmp_path))
+    assert list(evaluate_run(alone, limit=5).per_attack) == ["fgsm", "pgd-20", "cw-20"]
 
 
 def test_interrupted_and_resumed_with_a_surrogate(

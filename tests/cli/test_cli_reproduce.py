@@ -283,6 +283,15 @@ def test_other_attacks_are_made_of_the_same_weights(here: Path, calls: list[str]
     assert made("fgsm, pgd-2") == {"clean", "fgsm", "pgd-2"}
     assert made("fgsm") == {"clean", "fgsm", "pgd-2"}, "more than asked for is there"
     assert calls == ["train mine", "best mine", "best mine"]
+    # An evaluation that was stopped with other attacks is not left without a way to go on.
+    before = (here / "runs/mine/recipe.yaml").read_text()
+    (here / "runs/mine/result-best.json").unlink()
+    (here / "runs/mine/result-best.part").mkdir()
+    Path("mine.yaml").write_text(Path("mine.yaml").read_text().replace("[fgsm]", "[pgd-3]"))
+    done = flatrock("reproduce", "mine.yaml", *CPU)
+    assert done.exit_code == 1
+    assert "`flatrock eval runs/mine --which best --resume`, or delete it" in " ".join(done.output.split())
+    assert (here / "runs/mine/recipe.yaml").read_text() == before
 
 
 def test_rows_that_another_process_makes_are_left(finished: Path, here: Path, calls: list[str]) -> None:

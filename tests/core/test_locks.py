@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from flatrock.core import locks
-from flatrock.core.errors import BusyError
+from flatrock.core.errors import BusyError, StateError
 from flatrock.core.locks import locked
 
 
@@ -44,6 +45,16 @@ def test_a_file_that_its_holder_removed_is_no_lock(tmp_path: Path, monkeypatch: 
         monkeypatch.undo()
         with pytest.raises(BusyError):
             locked(file, "making", tmp_path).__enter__()
+
+
+def test_a_file_system_without_locks_is_not_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(handle: Any, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", none_left)
+    with pytest.raises(StateError, match=r"cannot be locked .*No locks available.*another file system") as raised:
+        locked(tmp_path / ".lock", "making", tmp_path).__enter__()
+    assert not isinstance(raised.value, BusyError)
 
 
 def test_an_error_inside_frees_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
-from flatrock.core.rows import SCHEMA, Gap, Row, mean_gap, paired, read_rows, write_rows
+from flatrock.core.rows import SCHEMA, Row, mean_paired, paired, read_rows, write_rows
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.results import collect_run, protocol
@@ -179,9 +179,35 @@ def test_gaps_are_paired_by_sample() -> None:
     assert gap.error == pytest.approx((0.04 * 0.96 / N) ** 0.5, rel=1e-12)
     assert gap.beyond_chance
     assert not replace(gap, mean=2 * gap.error).beyond_chance
-    assert mean_gap([Gap(0.1, 0.3), Gap(0.3, 0.4)]) == Gap(0.2, 0.25)
-    with pytest.raises(StateError, match="1000 and on 5 samples"):
+    assert gap.samples == N
+    with pytest.raises(StateError, match="5 and on 1000 samples"):
         paired(a, a[:5])
+
+
+def test_seeds_share_the_chance_of_the_test_set_and_add_their_own() -> None:
+    a, b = standing(600), standing(560)
+    one, same = paired(a, b), mean_paired([(a, b)] * 3)
+    assert (same.mean, same.error) == pytest.approx((one.mean, one.error), rel=1e-12), "the same again tells no more"
+    # Gains of 4 and 6 points on 1,000 samples: 40 of them by 1 and 20 by a half; a spread of sqrt(2) points over seeds.
+    two = mean_paired([(a, b), (standing(620), b)])
+    of_samples = ((40 * 0.95**2 + 20 * 0.45**2 + (N - 60) * 0.05**2) / N) ** 0.5 / N**0.5
+    of_seeds = 0.01 * 2**0.5 / 2**0.5
+    assert two.mean == pytest.approx(0.05, abs=1e-12)
+    assert two.error == pytest.approx((of_samples**2 + of_seeds**2) ** 0.5, rel=1e-12)
+    with pytest.raises(StateError, match="5 and on 1000 samples"):
+        mean_paired([(a, b), (a[:5], b[:5])])
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 5, 10])
+def test_no_difference_is_seldom_called_one(seeds: int) -> None:
+    """Two methods as good as each other, each right on an image at a rate of its own that all of its seeds share."""
+    gen, wrong, tries = torch.Generator().manual_seed(seeds), 0, 400
+    for _ in range(tries):
+        rates = torch.rand(2, N, generator=gen, dtype=torch.float64)
+        found = [[torch.rand(N, generator=gen, dtype=torch.float64) < rate for rate in rates] for _ in range(seeds)]
+        wrong += mean_paired([(a, b) for a, b in found]).beyond_chance
+    # 4.55 % of a normal variable; binomial error of 400 tries 1.04 %.
+    assert wrong / tries < 0.0455 + 3 * 0.0104
 
 
 def test_the_command_collects_adds_and_replaces(tmp_path: Path) -> None:
@@ -221,7 +247,7 @@ def test_the_command_says_what_is_missing_or_changed(tmp_path: Path) -> None:
     done = flatrock("results", bare, short, "--out", tmp_path / "rows.json")
     assert done.exit_code == 0, done.output
     assert f"not evaluated {NAME}" in done.output
-    assert "changed cifar10_short_at train.epochs: 3 instead of 30" in done.output
+    assert "changed cifar10_short_at: train.epochs: 3 instead of 30" in done.output
 
 
 def test_the_command_refuses_two_runs_alike_and_other_files(tmp_path: Path) -> None:

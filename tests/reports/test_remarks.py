@@ -103,7 +103,14 @@ def test_a_collapsed_model_has_no_number_without_that_word(tmp_path: Path) -> No
         result = json.loads(file.read_text())
         result["findings"].append({"code": "E15", "message": "one answer to everything", "cure": "train again"})
         file.write_text(json.dumps(result))
-    page, _ = reported(tmp_path, *runs)
+    alp = fake_run(tmp_path, "cifar10_short_alp", FOUND)
+    page, _ = reported(tmp_path, *runs, alp)
     assert "| AT | `cifar10_short_at` | 0 | best, 2 COLLAPSED | 80.00 |" in page
+    assert "ALP - AT" not in page and "| AT | AWP" not in page, "nothing is compared with it"
     assert "| digits_at COLLAPSED | 80.00 |" in page
     assert "| digits_mart | 80.00 |" in page
+    done = flatrock("compare", runs[2], runs[1])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 0 and "digits_at COLLAPSED" in said and "differences from it say nothing" in said
+    done = flatrock("compare", runs[2], f"{tmp_path / 'rows.json'}:digits_at")
+    assert done.exit_code == 2 and "not evaluated or collapsed" in " ".join(done.output.split())

@@ -16,9 +16,9 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.rows import Gap, read_rows
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.results import collect_run, protocol
-from flatrock.reports.claims import Verdict, tally_lines
+from flatrock.reports.claims import Verdict, tally_lines, verdicts
 from flatrock.reports.papers import OWN as PAPERS
-from flatrock.reports.papers import read_papers
+from flatrock.reports.papers import Figure, read_papers
 
 ROOT = Path(__file__).parents[2]
 TRADES = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
@@ -144,8 +144,8 @@ def test_differences_of_seeds_are_averaged(tmp_path: Path) -> None:
                 fake_run(tmp_path / str(seed), f"cifar10_short_{name}", {**TRADES, "autoattack": found}, overrides=keys)
             )
     text = page_of(tmp_path, *runs)
-    # Gains of 2 and 3 points: the root of 0.02 * 0.98 + 0.03 * 0.97, over 2 and over the root of 1000.
-    assert "| TRADES + AWP - TRADES | +0.00 ± 0.00 | +0.00 ± 0.00 | +0.00 ± 0.00 | +2.50 ± 0.35 |" in text
+    # Gains of 2 and 3 points: 20 of 1000 images by 1 and 10 by a half, a standard error of 0.468; of the seeds 0.5.
+    assert "| TRADES + AWP - TRADES | +0.00 ± 0.00 | +0.00 ± 0.00 | +0.00 ± 0.00 | +2.50 ± 0.68 |" in text
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,10 @@ def test_differences_of_seeds_are_averaged(tmp_path: Path) -> None:
         (2.0, Gap(0.02, 0.005), "reproduced"),
         (-2.0, Gap(-0.02, 0.005), "reproduced"),
         (2.0, Gap(-0.02, 0.005), "contradicted"),
-        (2.0, Gap(0.02, 0.01), "not reproduced, no difference beyond chance"),
-        (-2.0, Gap(0.001, 0.01), "not reproduced, no difference beyond chance"),
+        (2.0, Gap(0.02, 0.01), "undecided, chance allows both 0 and theirs"),
+        (0.3, Gap(0.003, 0.004), "undecided, chance allows both 0 and theirs"),
+        (-2.0, Gap(0.0, 0.01), "undecided, chance allows both 0 and theirs"),  # -2 to 2
+        (-2.0, Gap(0.001, 0.01), "not reproduced, no difference beyond chance"),  # -1.9 to 2.1
         (-0.5, Gap(-0.07, 0.003), "the same sign, far larger"),
         (2.0, Gap(0.049, 0.005), "reproduced"),  # 3.9 to 5.9
         (2.0, Gap(0.051, 0.005), "the same sign, far larger"),  # 4.1 to 6.1
@@ -171,7 +173,32 @@ def test_words(theirs: float, ours: Gap, word: str) -> None:
 def test_a_papers_own_error_is_told(tmp_path: Path) -> None:
     runs = [fake_run(tmp_path, f"cifar10_short_{n}", TRADES) for n in ("trades", "trades_trh")]
     line = sentence(page_of(tmp_path, *runs), "TRADES + TrH minus TRADES")
-    assert "AutoAttack +0.30 there (within its own error)" in line
+    assert "AutoAttack +0.30 there, +0.00 ± 0.00 here: no claim, it is within the paper's own error" in line
+    assert Verdict("clean", -0.1, Gap(0.09, 0.005), doubtful=True).word.startswith("no claim")
+
+
+@pytest.mark.parametrize(
+    ("samples", "theirs", "doubtful"),
+    [
+        # Ours has an error of 0.3 points on 10,000 samples: 0.95 on 1,000.
+        ((1000, 1000), 1.8, True),
+        ((1000, 1000), 2.0, False),
+        ((0, 1000), 1.8, False),  # not alike: how they are paired is not known
+        ((10_000, 10_000), 0.5, True),
+        ((10_000, 10_000), 0.7, False),
+        ((0, 0), 0.0, True),
+    ],
+)
+def test_a_difference_on_few_images_is_as_uncertain_as_ours_would_be(
+    samples: tuple[int, int], theirs: float, doubtful: bool
+) -> None:
+    about = {"cite": "", "differs": "", "network": ""}
+    one, other = (
+        Figure(**about, values={"autoattack": value}, samples={"autoattack": n} if n else {})
+        for value, n in zip((50 + theirs, 50.0), samples, strict=True)
+    )
+    (verdict,) = verdicts((one, other), {"autoattack": Gap(0.01, 0.003, 10_000)})
+    assert verdict.doubtful == doubtful
 
 
 def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:

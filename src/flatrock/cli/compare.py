@@ -11,6 +11,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.rows import WORST
 from flatrock.recipes.compare import check_alike, judged, unlike
 from flatrock.reports.compare import accuracy_table, difference_table
+from flatrock.reports.table import named
 
 Sources = Annotated[
     list[str],
@@ -32,7 +33,7 @@ def run(sources: Sources) -> None:
         if twice:
             raise ConfigError(f"{twice[0]} is named twice; leave one out")
         check_alike(models)
-        rights = {f"{m.name}*" if m.marks else m.name: m.right for m in models}
+        rights = {named(m.name + "*" * bool(m.marks), collapsed=m.collapsed): m.right for m in models}
         odd = unlike(models)
         show(accuracy_table(rights))
         # What stands under every attack depends on all of them: it is as unlike as any.
@@ -46,5 +47,7 @@ def run(sources: Sources) -> None:
             say(("not compared ", "yellow"), f"{name}: its options differ between these models")
         if not alike:
             say(("not compared ", "yellow"), f"{WORST}: it is of other attacks, or of other options")
+        if any(model.collapsed for model in models):
+            say("COLLAPSED = it gives one answer to everything (E15); differences from it say nothing")
         if any(model.marks for model in models):
             say("* = the checkpoint was chosen by looking at the test set")

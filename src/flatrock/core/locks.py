@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from flatrock.core.errors import BusyError
+from flatrock.core.errors import BusyError, StateError
 
 try:
     import fcntl
@@ -42,6 +43,11 @@ def _held(path: Path, place: Path) -> IO[str]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                handle.close()
+                raise StateError(
+                    f"{path} cannot be locked ({error}); choose a folder on another file system"
+                ) from error
             handle.seek(0)
             who, _, doing = handle.read().partition(" is ")
             handle.close()

@@ -16,6 +16,8 @@ from flatrock.core.errors import StateError
 from flatrock.core.files import json_text
 
 SCHEMA = "flatrock.result/2"
+# The finding about a model that gives one answer to everything.
+COLLAPSED = "E15"
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ class Result:
         shares = {"clean": self.clean, **self.per_attack, "robust": self.robust}
         told = ", ".join([*(f"{k} {v:.4f}" for k, v in shares.items()), *(f.code for f in self.findings)])
         return f"Result({self.n} samples, {' '.join(map(str, self.threat.values()))}: {told})"
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the model gives one answer to everything; its numbers are worth nothing."""
+        return any(finding.code == COLLAPSED for finding in self.findings)
 
     @property
     def n(self) -> int:

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from flatrock.core.errors import StateError
 from flatrock.core.files import read_record, write_atomic
 from flatrock.core.provenance import VERSION, commit
+from flatrock.core.records import COLLAPSED
 
 SCHEMA = "flatrock.results/1"
 # The name under which a sample is right if it is so on the clean input and under every attack.
@@ -40,6 +41,11 @@ class Score:
     def n(self) -> int:
         """Number of samples."""
         return int(self.right["clean"].numel())
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the model gives one answer to everything; findings begin with their code."""
+        return any(text.startswith(f"{COLLAPSED}:") for text in self.findings)
 
     @property
     def worst(self) -> Tensor:
@@ -113,8 +119,9 @@ class Row:
 
     @property
     def comparable(self) -> bool:
-        """Whether the run is what its recipe says, to the end, and was evaluated."""
-        return self.status == "finished" and not self.changes and self.main is not None
+        """Whether the run is what its recipe says, to the end, and was evaluated and found to tell inputs apart."""
+        ready = self.status == "finished" and not self.changes and self.main is not None
+        return ready and not self.scores[self.main or ""].collapsed
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -131,10 +138,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Gap:
-    """A difference of accuracies, with the standard error that a test set of this size leaves."""
+    """A difference of accuracies on `samples` samples (0: not known) with its standard error."""
 
     mean: float
     error: float
+    samples: int = 0
 
     @property
     def beyond_chance(self) -> bool:
@@ -144,15 +152,23 @@ class Gap:
 
 def paired(a: Tensor, b: Tensor) -> Gap:
     """Accuracy a minus accuracy b on the same samples; mean and standard error of the per-sample differences."""
-    if a.shape != b.shape:
-        raise StateError(f"accuracies on {a.numel()} and on {b.numel()} samples cannot be paired; evaluate both alike")
-    steps = a.double() - b.double()
-    return Gap(float(steps.mean()), float(steps.std(correction=0)) / sqrt(steps.numel()))
+    return mean_paired([(a, b)])
 
 
-def mean_gap(gaps: Sequence[Gap]) -> Gap:
-    """The mean of independent gaps, such as those of several seeds."""
-    return Gap(sum(g.mean for g in gaps) / len(gaps), sqrt(sum(g.error**2 for g in gaps)) / len(gaps))
+def mean_paired(pairs: Sequence[tuple[Tensor, Tensor]]) -> Gap:
+    """The mean over seeds s of accuracies a_s - b_s, all on the same n samples.
+
+    With d[s, i] the difference on sample i, error^2 = var_i(mean_s d) / n + var_s(mean_i d) / S: the seeds share the
+    samples, so more seeds make what the test set leaves to chance no smaller; their own chance is the second term, of
+    which one seed knows nothing.
+    """
+    sizes = sorted({flags.numel() for pair in pairs for flags in pair})
+    if len(sizes) > 1:
+        raise StateError(f"accuracies on {sizes[0]} and on {sizes[-1]} samples cannot be paired; evaluate both alike")
+    steps = torch.stack([a.double() - b.double() for a, b in pairs])
+    of_samples = float(steps.mean(0).std(correction=0)) / sqrt(sizes[0])
+    of_seeds = float(steps.mean(1).std(correction=1)) / sqrt(len(pairs)) if len(pairs) > 1 else 0.0
+    return Gap(float(steps.mean()), hypot(of_samples, of_seeds), sizes[0])
 
 
 def repeated(rows: Sequence[Row]) -> list[Row]:

@@ -42,6 +42,7 @@ class Judged:
     digest: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
+    collapsed: bool = False
 
 
 def judged(source: str) -> list[Judged]:
@@ -67,8 +68,8 @@ def judged(source: str) -> list[Judged]:
     if not whole:
         names = ", ".join(sorted({row.recipe for row in chosen})) or "none"
         raise StateError(
-            f"{path} has no row to compare: those of {names} were changed, not finished or not evaluated; "
-            "name the run folder instead"
+            f"{path} has no row to compare: those of {names} were changed, not finished, not evaluated or "
+            "collapsed; name the run folder instead"
         )
     return [_of_row(row, path) for row in whole]
 
@@ -93,6 +94,7 @@ def _judged(result: Result, name: str) -> Judged:
         digest=result.provenance.get("samples_digest"),
         options=result.attacks,
         marks=result.marks,
+        collapsed=result.collapsed,
     )
 
 

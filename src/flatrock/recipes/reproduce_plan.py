@@ -15,6 +15,7 @@ from flatrock.core.records import Run
 from flatrock.core.registry import unknown
 from flatrock.data.catalog import default_folder, found, how_to_get, info
 from flatrock.engine.folder import RunFolder, differences
+from flatrock.recipes.build import extra_fault
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
@@ -198,9 +199,7 @@ def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[
     data, faults = recipe.data, []
     if found(data.name, data_dir) is None and not (download and info(data.name).remote):
         faults.append(f"{data.name} not found in {data_dir or default_folder()}; {how_to_get(data.name)}")
-    if data.extra is not None and not Path(data.extra.file).is_file():
-        faults.append(f"data.extra.file: there is no file {data.extra.file}")
-    return faults
+    return [*faults, *filter(None, [extra_fault(recipe)])]
 
 
 def _source_faults(row: Planned) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.device import pick_device
-from flatrock.core.errors import ConfigError, FlatrockError, StateError
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Run
 from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import load as load_checkpoint
@@ -132,13 +132,13 @@ def stored_recipe(folder: RunFolder) -> Recipe:
 def as_evaluated(path: Path, recipe: Recipe) -> Recipe:
     """The recipe of a checkpoint with the attacks that the run's recipe.yaml names, if that trains the same.
 
-    A run that was resumed, or belongs to a table, may have got others since the checkpoint was written.
+    A run that was resumed, or belongs to a table, may have got others since the checkpoint was written. A checkpoint
+    without its run is evaluated as it says itself.
     """
     folder = RunFolder(path.parent)
-    try:
-        now = stored_recipe(folder)
-    except FlatrockError:  # of another project, or damaged: the checkpoint knows how it was meant
+    if not (folder.info.is_file() and folder.recipe.is_file()):
         return recipe
+    now = stored_recipe(folder)
     return recipe.model_copy(update={"evaluate": now.evaluate}) if recipe_hash(now) == recipe_hash(recipe) else recipe
 
 

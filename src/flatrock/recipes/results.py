@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -180,6 +181,12 @@ def take_attacks(folder: RunFolder, recipe: Recipe) -> None:
 
     own = stored_recipe(folder)
     if own.evaluate.attacks != recipe.evaluate.attacks:
+        begun = [name for name in CHECKPOINTS if (folder.path / f"result-{name}.part").exists()]
+        if begun:
+            raise StateError(
+                f"{folder.path}/result-{begun[0]}.part is an evaluation with the attacks named before; finish it "
+                f"with `flatrock eval {shlex.quote(str(folder.path))} --which {begun[0]} --resume`, or delete it"
+            )
         now = own.model_copy(update={"evaluate": recipe.evaluate})
         folder.write_recipe(yaml.safe_dump(now.resolved(), sort_keys=False))
 

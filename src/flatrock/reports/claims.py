@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 
-from flatrock.core.rows import Gap, Row, Score, mean_gap, paired
+from flatrock.core.rows import Gap, Row, Score, mean_paired
 from flatrock.reports.papers import Figure, Measure, Protocol
 
-NOT, OPPOSITE, SMALLER = "not reproduced, no difference beyond chance", "contradicted", "the same sign, far smaller"
-LARGER, LIKE = "the same sign, far larger", "reproduced"
-WORDS = (LIKE, LARGER, SMALLER, NOT, OPPOSITE)
+LIKE, LARGER, SMALLER = "reproduced", "the same sign, far larger", "the same sign, far smaller"
+OPEN = "undecided, chance allows both 0 and theirs"
+NOT, OPPOSITE = "not reproduced, no difference beyond chance", "contradicted"
+NONE = "no claim, it is within the paper's own error"
+WORDS = (LIKE, LARGER, SMALLER, OPEN, NOT, OPPOSITE, NONE)
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,16 @@ class Verdict:
     measure: str
     theirs: float
     ours: Gap
-    doubtful: bool  # the paper's difference is less than twice its own standard error
+    doubtful: bool  # the paper's difference is less than twice its own standard error, or none at all
 
     @property
     def word(self) -> str:
         """Reproduced: beyond chance, the same sign, and half to twice the size give or take two standard errors."""
-        if not self.ours.beyond_chance:
-            return NOT
+        if self.doubtful:
+            return NONE
         size, ours, error = abs(self.theirs), 100 * abs(self.ours.mean), 100 * self.ours.error
+        if not self.ours.beyond_chance:
+            return OPEN if abs(100 * self.ours.mean - self.theirs) <= 2 * error else NOT
         if (self.ours.mean > 0) != (self.theirs > 0):
             return OPPOSITE
         if ours + 2 * error < size / 2:
@@ -37,8 +41,7 @@ class Verdict:
 
     def text(self, name: str) -> str:
         """`PGD-20 +2.60 there, +1.9 ± 0.4 here: reproduced`."""
-        doubt = " (within its own error)" if self.doubtful else ""
-        return f"{name} {self.theirs:+.2f} there{doubt}, {points(self.ours)} here: {self.word}"
+        return f"{name} {self.theirs:+.2f} there, {points(self.ours)} here: {self.word}"
 
 
 def points(gap: Gap) -> str:
@@ -78,11 +81,11 @@ def drop(runs: Mapping[int, Row], measure: Measure) -> Gap | None:
 
 def _mean(pairs: Sequence[tuple[Score | None, Score | None]], measure: Measure) -> Gap | None:
     """Of differences under one and the same attack."""
-    gaps = []
+    found = []
     for a, b in [(a.right, b.right) for a, b in pairs if a is not None and b is not None]:
         name = next((name for name in measure.attacks if name in a and name in b), None)
-        gaps += [] if name is None else [paired(a[name], b[name])]
-    return mean_gap(gaps) if gaps else None
+        found += [] if name is None else [(a[name], b[name])]
+    return mean_paired(found) if found else None
 
 
 def verdicts(pair: tuple[Figure, Figure], ours: Mapping[str, Gap | None]) -> list[Verdict]:
@@ -92,10 +95,21 @@ def verdicts(pair: tuple[Figure, Figure], ours: Mapping[str, Gap | None]) -> lis
     for measure, gap in ours.items():
         if gap is not None and measure in new.values and measure in old.values:
             theirs = new.values[measure] - old.values[measure]
-            errors = [figure.errors[measure] for figure in pair if measure in figure.errors]
-            doubtful = len(errors) == 2 and abs(theirs) < 2 * hypot(*errors)
+            doubtful = theirs == 0 or abs(theirs) < 2 * _own_error(pair, measure, gap)
             found.append(Verdict(measure, theirs, gap, doubtful))
     return found
+
+
+def _own_error(pair: tuple[Figure, Figure], measure: str, ours: Gap) -> float:
+    """The standard error of the paper's difference, in points, as far as it is known; else 0.
+
+    Of two figures of so many samples it is about what ours would be on as many: they are paired, too.
+    """
+    errors = [figure.errors[measure] for figure in pair if measure in figure.errors]
+    if len(errors) == 2:
+        return hypot(*errors)
+    one, other = (figure.samples.get(measure, 0) for figure in pair)
+    return 100 * ours.error * sqrt(ours.samples / one) if one and one == other else 0.0
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class Measure:
 class Figure:
     """One published row: accuracies in percent by measure, of the `best` or the `last` epoch.
 
-    `errors` are standard errors, as far as the paper states them or what they follow from.
+    `errors` are standard errors, as far as the paper states them or what they follow from; `samples` how many test
+    samples are behind a measure where that is not the whole test set.
     """
 
     cite: str
@@ -43,6 +44,7 @@ class Figure:
     values: Mapping[str, float]
     end: str = "best"
     errors: Mapping[str, float] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -227,6 +229,7 @@ def _figure(row: dict[str, Any], raw: Mapping[str, Any]) -> Figure:
         end=end,
         values={key: float(mean) for key, (mean, _) in pairs.items()},
         errors={key: float(size) for key, size in errors.items() if size is not None},
+        samples={key: int(count) for key, count in source.get("samples", {}).items()},
     )
 
 

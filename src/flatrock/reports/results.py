@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from flatrock.core.rows import Row, Score
+from flatrock.core.rows import Row
 from flatrock.reports.claims import accuracy, by_recipe, claim_lines, drop, gain, points, score_at, target_lines
 from flatrock.reports.papers import Measure, Papers, Protocol
 from flatrock.reports.remarks import remarks
-from flatrock.reports.table import Table, markdown, percent
+from flatrock.reports.table import Table, markdown, named, percent
 
 COMMAND = "flatrock report results/*.json --out docs/results.md"
 OTHERS = "other"  # runs of no protocol
@@ -22,10 +22,12 @@ from results files, which flatrock makes of runs, the papers' from {papers} of f
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
 the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
-of a difference, paired by test image: it knows the chance of the test set, not that of the seed. A difference counts as
-contradicted if ours has the other sign than the paper's and is more than two standard errors, and as reproduced if it
-has the same sign by as much and half to twice the size, give or take two standard errors; far smaller and far larger
-ones are called that."""
+of a difference, paired by test image: it knows the chance of the test set and, of several seeds, their spread; one seed
+tells nothing about the chance of the seed. A difference counts as contradicted if ours has the other sign than the
+paper's and is more than two standard errors, and as reproduced if it has the same sign by as much and half to twice the
+size, give or take two standard errors; far smaller and far larger ones are called that. Ours is undecided if it is less
+than two standard errors from both 0 and theirs. Nothing is claimed by a difference within twice the paper's own error,
+which for a figure of few test images is taken to be what ours would be on as many."""
 
 HOW = """\
 ```sh
@@ -155,7 +157,7 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     names = []
     for row in rows:
         name = row.recipe + (f", seed {row.seed}" if several else "") + (", changed" if row.changes else "")
-        name += _collapsed(row.scores[row.main] if row.main else None)
+        name = named(name, collapsed=row.main is not None and row.scores[row.main].collapsed)
         names.append(name if row.status == "finished" else f"{name} {row.status.upper()}")
     return names
 
@@ -173,7 +175,8 @@ def measured(rows: Sequence[Row], protocol: Protocol) -> Table:
             star = "*" if score.marks else ""
             found = (accuracy(score, measure) for measure in measures.values())
             cells = ("" if share is None else f"{share:.2f}{star}" for share in found)
-            lines.append((*head, f"{checkpoint.replace('-', ' ')}, {score.epoch}{_collapsed(score)}", *cells))
+            epoch = named(f"{checkpoint.replace('-', ' ')}, {score.epoch}", collapsed=score.collapsed)
+            lines.append((*head, epoch, *cells))
     return Table(("method", "recipe", "seed", "epoch", *_heads(measures)), tuple(lines))
 
 
@@ -182,11 +185,6 @@ def _columns(rows: Sequence[Row], protocol: Protocol) -> dict[str, Measure]:
     known = {name for measure in protocol.measured.values() for name in measure.attacks}
     tried = {name for row in rows for score in row.scores.values() for name in score.right}
     return protocol.measured | {name: Measure(name=name, attacks=(name,)) for name in sorted(tried - known)}
-
-
-def _collapsed(score: Score | None) -> str:
-    """What a number of a model that gives one answer to everything must not go without."""
-    return " COLLAPSED" if score and any(text.startswith("E15") for text in score.findings) else ""
 
 
 def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:

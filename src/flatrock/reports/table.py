@@ -24,6 +24,11 @@ def markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def named(name: str, *, collapsed: bool) -> str:
+    """A model's name with the word that numbers of one that gives one answer to everything must not go without."""
+    return f"{name} COLLAPSED" if collapsed else name
+
+
 def percent(share: float | None) -> str:
     """0.5123 -> '51.23'; nothing for nothing."""
     return "" if share is None else f"{100 * share:.2f}"
@@ -43,8 +48,9 @@ def comparison(results: Mapping[str, Result | str]) -> Table:
             continue
         star = "*" if result.marks else ""
         cells = [result.clean, *(result.per_attack.get(a) for a in attacks), result.robust]
-        collapsed = " COLLAPSED" if any(finding.code == "E15" for finding in result.findings) else ""
-        rows.append((name + collapsed, *(percent(c) + (star if c is not None else "") for c in cells)))
+        rows.append(
+            (named(name, collapsed=result.collapsed), *(percent(c) + (star if c is not None else "") for c in cells))
+        )
     return Table(("model", "clean", *attacks, WORST), tuple(rows))
 
 
