@@ -16,7 +16,11 @@ from flatrock.models.catalog import MODELS, NORMALIZATIONS, create_model
 from flatrock.models.classifier import Classifier
 from flatrock.models.convert import Converted, Normalized, convert
 from flatrock.models.factory import find_factory, make_network
-from flatrock.models.weights import Pair, Weights, fit, read_weights, readings, shapes_of, unwrapped
+from flatrock.models.weights import Weights, fit, fits, read_weights, shapes_of
+from flatrock.models.wrapping import Pair, closest, innermost, parts, readings, told_parts
+
+# What (x - mean) / std does not change.
+_NONE: Pair = ((0.0,), (1.0,))
 
 
 @dataclass(frozen=True)
@@ -113,16 +117,23 @@ def _from_factory(text: str, file: Weights | None, normalize: str | None) -> For
 def _fill(network: nn.Module, file: Weights, text: str) -> Pair | None:
     """Load the reading of the file that fits best; what it says of normalisation that the network does not hold."""
     expected = shapes_of({k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)})
-    best = max(readings(file.state), key=lambda r: (len(expected.keys() & r.state.keys()), -len(r.state)))
+    best = closest(readings(file.state), expected)
+    try:
+        tensors = fit(best.state, expected, what=f"the network of {text}")
+    except ConfigError as error:
+        alone = parts(file.state, lambda part: fits(part, expected))
+        if not alone:
+            raise
+        raise ConfigError(f"{error}\none part of the file alone fits: {told_parts(alone)}") from error
     # Every tensor was fitted; strict loading would also ask for extra state that is no tensor.
-    network.load_state_dict(fit(best.state, expected, what=f"the network of {text}"), strict=False)
+    network.load_state_dict(tensors, strict=False)
     return best.normalize
 
 
 def converted(name: str | None, file: Weights) -> Converted:
     """The weights under flatrock's names, for the network called `name` or the one that the family is."""
-    reading = unwrapped(file.state)
-    if name is not None and "head.weight" in reading.state:
+    reading = innermost(file.state, lambda state: "head.weight" in state)
+    if name is not None and reading is not None:
         return Converted(name, len(reading.state["head.weight"]), reading.state, reading.normalize, "")
     found = convert(file.state)
     if name not in (None, found.model_name):
@@ -158,7 +169,7 @@ def _normalization(asked: str | None, stored: Pair | None) -> tuple[Pair | None,
 
 def same_normalization(a: Pair | None, b: Pair | None) -> bool:
     """Whether two networks, of which one may have none, normalise alike."""
-    return a is b if a is None or b is None else all(map(_equal, a, b))
+    return all(map(_equal, a or _NONE, b or _NONE))
 
 
 def in_numbers(pair: tuple[Sequence[float], Sequence[float]]) -> str:
