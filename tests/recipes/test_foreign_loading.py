@@ -105,6 +105,19 @@ def test_factory_and_one_of_two_networks(here: Path) -> None:
         load_foreign("foreign_module:net", weights=here / "f.pt")
 
 
+def test_own_names_and_one_of_two_networks(here: Path) -> None:
+    x = noise(3, 1, 8, 8)
+    one, two = (create_model("digits_cnn", num_classes=7, normalize=([0.3], [0.5]), seed=s).eval() for s in (1, 2))
+    torch.save({**of(one, "student."), **of(two, "teacher.")}, here / "f.pt")
+    with pytest.raises(ConfigError, match=r"f\.pt alone fits 'digits_cnn': say --which student or --which teacher \("):
+        load_foreign("digits_cnn", weights=here / "f.pt")
+    found = load_foreign("digits_cnn", weights=here / "f.pt", which="teacher")
+    assert torch.equal(outputs(found, x), outputs(two, x))
+    for name in ("mnist_cnn", "vit"):
+        with pytest.raises(ConfigError, match="have the names of no family"):
+            load_foreign(name, weights=here / "f.pt")
+
+
 def test_layouts_of_robustness_and_mair(here: Path) -> None:
     x = noise(3, 1, 8, 8)
     net = randomised(load_foreign("foreign_module:net")).float()

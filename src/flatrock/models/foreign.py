@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
@@ -135,7 +136,13 @@ def converted(name: str | None, file: Weights) -> Converted:
     reading = innermost(file.state, lambda state: "head.weight" in state)
     if name is not None and reading is not None:
         return Converted(name, len(reading.state["head.weight"]), reading.state, reading.normalize, "")
-    found = convert(file.state)
+    try:
+        found = convert(file.state)
+    except ConfigError as error:
+        alone = [] if name is None else parts(file.state, lambda part: _fits_own(name, part))
+        if not alone:
+            raise
+        raise ConfigError(f"one part of {file.file} alone fits {name!r}: {told_parts(alone)}") from error
     if name not in (None, found.model_name):
         asked, entry = MODELS.entry(str(name)), MODELS.entry(found.model_name)
         if asked.make is not entry.make or asked.fixed:  # wide_resnet stands for every depth and width
@@ -146,10 +153,27 @@ def converted(name: str | None, file: Weights) -> Converted:
     return found
 
 
+def _fits_own(name: str, state: Mapping[str, Tensor]) -> bool:
+    """Whether these are weights of flatrock's network of this name, which takes no further options."""
+    head = state.get("head.weight")
+    if head is None or head.dim() != 2:
+        return False
+    try:
+        with torch.device("meta"):  # only names and shapes are needed
+            network = create_model(name, num_classes=len(head))
+    except ConfigError:
+        return False
+    return fits(_without_normalization(state), shapes_of(network.state_dict()))
+
+
+def _without_normalization(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v for k, v in state.items() if k not in ("mean", "std")}
+
+
 def _built(found: Converted) -> Classifier:
     options: dict[str, Any] = dict(found.options)
     network = create_model(found.model_name, num_classes=found.num_classes, **options)
-    state = {k: v for k, v in found.state.items() if k not in ("mean", "std")}
+    state = _without_normalization(found.state)
     network.load_state_dict(fit(state, shapes_of(network.state_dict()), what=f"flatrock's {found.model_name}"))
     return network
 

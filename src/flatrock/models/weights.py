@@ -168,7 +168,7 @@ def _why_none(content: Mapping[Any, Any], *, top: bool) -> str:
         return f"(it is the state of an optimizer); {cure}"
     unnamed = [str(k) for k, v in content.items() if _is_state(v)] if top else []
     if unnamed:
-        return f"under a name that is known, but some entries may be: {told_parts(unnamed)}"
+        return f"under a name that is known; other entries look like some: {told_parts(unnamed)}"
     return f"(its entries: {_some(content)}); {cure}"
 
 
