@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from flatrock.cli.main import app
 from flatrock.core.provenance import VERSION
 from flatrock.core.records import Result as Evaluation
+from flatrock.data.catalog import how_to_get
 from flatrock.evaluation.plans import PLANS
 
 runner = CliRunner()
@@ -222,9 +223,42 @@ def test_doctor_finds_the_embedded_data_and_says_how_to_get_the_rest(tmp_path: P
     done = flatrock("doctor", "--data-dir", tmp_path)
     assert done.exit_code == 0, done.output
     assert "inside scikit-learn" in done.output
-    assert "cifar-10-binary.tar.gz" in done.output
+    assert re.search(r"^  cifar10 +not here: train with --download \(170 MB\)$", done.output, re.M)
+    assert re.search(r"^  imagenet +not here$", done.output, re.M)
+    assert "flatrock doctor cifar10 tells what it needs and where to get it\n" in done.output
+    paths = ("data (looked", "  flatrock")
+    assert all(len(line) <= 80 for line in done.output.splitlines() if not line.startswith(paths)), done.output
     for package in ("torch", "scipy", "pillow"):
         assert re.search(rf"^  {package} +\d", done.output, re.M), package
+
+
+def test_doctor_tells_all_about_the_data_that_are_named(tmp_path: Path) -> None:
+    done = flatrock("doctor", "cifar10", "digits", "imagenet", "--data-dir", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert f"cifar10 is not here (looked for in {tmp_path})\n" in done.output
+    assert "digits is here: inside scikit-learn\n" in done.output
+    told = " ".join(done.output.split())
+    for name in ("cifar10", "imagenet"):
+        for sentence in how_to_get(name).split("; "):
+            assert sentence in told
+    assert "https://www.cs.toronto.edu/~kriz/," in done.output.split(), "an address stays in one piece"
+    assert all(len(line) <= 80 for line in done.output.splitlines() if "looked for" not in line)
+    assert "torch" not in done.output
+
+
+def test_doctor_finds_the_files_of_data_that_are_named(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        (tmp_path / split / "cat" / "a.png").touch()
+    assert "folder is here: " in flatrock("doctor", "folder", "--data-dir", tmp_path).output
+
+
+def test_doctor_knows_no_other_data() -> None:
+    done = flatrock("doctor", "digits", "cifar1")
+    assert done.exit_code == 2
+    assert "unknown dataset 'cifar1'" in done.output
+    assert "did you mean 'cifar10'" in done.output
+    assert "is here" not in done.output
 
 
 def test_missing_data_is_named_with_the_cure(tmp_path: Path) -> None:

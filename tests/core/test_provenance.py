@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from flatrock.core import provenance
+from flatrock.core.borrow import full_precision
 
 HEAD = "0123456789abcdef0123456789abcdef01234567"
 
@@ -67,3 +71,39 @@ def test_an_installed_copy_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLATROCK_COMMIT", raising=False)
     monkeypatch.setattr(provenance, "_git", fails)
     assert provenance.commit.__wrapped__() == "not a checkout"
+
+
+def test_a_certificate_of_the_cpu_says_nothing_of_gpus() -> None:
+    born = provenance.birth_certificate(device="cpu", seed=0)
+    assert born["numpy"] == np.__version__
+    assert list(born) == ["flatrock", "commit", "torch", "numpy", "python", "device", "seed", "time"]
+
+
+@pytest.mark.parametrize("allowed", [{"matmul": True, "cudnn": False}, {"matmul": False, "cudnn": True}])
+def test_a_certificate_of_a_gpu_tells_its_libraries_and_tf32(
+    monkeypatch: pytest.MonkeyPatch, allowed: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    kinds = {"matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn.conv}
+    before = {name: kind.fp32_precision for name, kind in kinds.items()}
+    try:
+        for name, kind in kinds.items():
+            kind.fp32_precision = "tf32" if allowed[name] else "ieee"
+        born = provenance.birth_certificate(device="cuda:0", seed=0)
+    finally:
+        for name, kind in kinds.items():
+            kind.fp32_precision = before[name]
+    assert (born["device"], born["cuda"], born["cudnn"], born["tf32"]) == ("a GPU", "13.0", 91900, allowed)
+    assert json.loads(json.dumps(born)) == born
+
+
+@pytest.mark.gpu
+def test_a_certificate_of_this_gpu() -> None:
+    born = provenance.birth_certificate(device="cuda", seed=0)
+    assert born["cuda"] == torch.version.cuda
+    assert isinstance(born["cudnn"], int)
+    assert set(born["tf32"]) == {"matmul", "cudnn"}
+    with full_precision("cuda"):
+        assert not any(provenance.birth_certificate(device="cuda", seed=0)["tf32"].values())

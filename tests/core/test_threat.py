@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_radius_out_of_range_is_refused(kind: type[Linf] | type[L2], eps: float)
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
-@pytest.mark.parametrize("eps", [True, False, "8/255", None, [0.1]])
+@pytest.mark.parametrize("eps", [True, False, None, [0.1], "", "eight", "8/255/2", "1/0", "nan", "8,5", "True"])
 def test_radius_that_is_no_number_is_refused(kind: type[Linf] | type[L2], eps: Any) -> None:
     with pytest.raises(ThreatError, match="eps must be a number, got"):
         kind(eps)
@@ -173,7 +174,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(kind: type[Linf] | type[L2], eps
 
 
 @pytest.mark.parametrize(
-    "eps", [np.bool_(True), torch.tensor(True), np.complex64(0.1), torch.tensor([0.1]), np.array([0.1]), np.str_("1")]
+    "eps", [np.bool_(True), torch.tensor(True), np.complex64(0.1), torch.tensor([0.1]), np.array([0.1]), np.str_("one")]
 )
 def test_other_things_of_numpy_and_torch_are_not(eps: Any) -> None:
     with pytest.raises(ThreatError, match="eps must be a number, got"):
@@ -186,6 +187,28 @@ def test_other_things_of_numpy_and_torch_are_not(eps: Any) -> None:
 def test_they_keep_to_the_range_too(eps: Any) -> None:
     with pytest.raises(ThreatError, match=r"eps must lie in \[0, 1\], got"):
         Linf(eps)
+
+
+@pytest.mark.parametrize("kind", [Linf, L2])
+@pytest.mark.parametrize(
+    ("text", "eps"),
+    [("8/255", 8 / 255), (" 128 / 255 ", 128 / 255), ("0.25", 0.25), ("5e-1", 0.5), ("0", 0.0), (np.str_("1/2"), 0.5)],
+)
+def test_a_radius_as_recipes_write_it(kind: type[Linf] | type[L2], text: str, eps: float) -> None:
+    threat = kind(text)
+    assert type(threat.eps) is float
+    assert threat == kind(eps)
+    assert hash(threat) == hash(kind(eps))
+    assert dataclasses.replace(threat) == threat
+
+
+def test_a_radius_in_text_keeps_to_the_range() -> None:
+    with pytest.raises(ThreatError, match=r"Linf eps must lie in \[0, 1\], got '8'; .*write 8/255, not 8"):
+        Linf("8")
+    with pytest.raises(ThreatError, match=r"L2 eps must lie in \[0, 388\], got '-1/255'"):
+        L2("-1/255")
+    with pytest.raises(ThreatError, match=r"must be a number, got '1/0': '1/0' divides by zero"):
+        L2("1/0")
 
 
 def test_a_radius_in_grey_levels_is_refused_with_the_cure() -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from flatrock.core.errors import ConfigError, ModelError, TrainingError
+from flatrock.core.team import Team
+from flatrock.engine.failure import failed
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
@@ -127,10 +129,27 @@ def test_memory_has_a_cure_and_a_closed_pipe_is_no_failure(own: Path, plain_job:
     for error, kind in ((torch.OutOfMemoryError("full"), TrainingError), (BrokenPipeError(), BrokenPipeError)):
         with pytest.raises(kind) as caught:
             train(replace(job, probe=raising(error)), overwrite=True)
-        failed = kind is TrainingError
-        assert folder.read_info()["status"] == ("failed" if failed else "running")
-        assert folder.failure.exists() == failed
-        assert ("OutOfMemoryError: full; lower train.batch_size" in str(caught.value)) == failed
+        ended = kind is TrainingError
+        assert folder.read_info()["status"] == ("failed" if ended else "running")
+        assert folder.failure.exists() == ended
+        size = job.recipe["train"]["batch_size"]
+        told = f"OutOfMemoryError: full; lower train.batch_size from {size} (where: "
+        assert (told in str(caught.value)) == ended
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "size", "told"),
+    [("cuda", 4, 1, True), ("cuda", 1, 1, False), ("cuda", 4, 4, False), ("cpu", 4, 1, False)],
+)
+def test_memory_of_other_gpus_is_named_where_it_is_idle(
+    own: Path, plain_job: MakeJob, monkeypatch: pytest.MonkeyPatch, kind: str, gpus: int, size: int, told: bool
+) -> None:
+    job = plain_job(own / "run", model={"name": "trial_nets:Drops"})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    job = replace(job, device=torch.device(kind), team=Team(0, size))
+    RunFolder(own / "run").path.mkdir()
+    said = str(failed(job, RunFolder(own / "run"), torch.OutOfMemoryError("full")))
+    assert (f"{job.recipe['train']['batch_size']}, or share batches among 4 GPUs with --device all" in said) == told
 
 
 def raising(error: Exception) -> Callable[[nn.Module], Any]:

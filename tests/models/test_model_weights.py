@@ -53,6 +53,7 @@ def test_safetensors_and_torch_files_of_both_formats_give_the_same(tmp_path: Pat
         ({"best": PLAIN, "last": LAST}, "last", ("best",), LAST),
         ({"best_state_dict": SMOOTH, "net": PLAIN, "epoch": {"now": 3}}, "net", ("best_state_dict",), PLAIN),
         ({**PLAIN, "epoch": 3}, "", (), PLAIN),
+        ({"rmodel": PLAIN, "optimizer": {"state": {}, "param_groups": []}}, "rmodel", (), PLAIN),
     ],
 )
 def test_checkpoints_are_unwrapped(
@@ -70,6 +71,26 @@ def test_the_entry_can_be_chosen(tmp_path: Path) -> None:
     assert same(read_weights(path, which="student").state, LAST)
     with pytest.raises(ConfigError, match=r"'modle'; known: ema, model, student; did you mean 'model'"):
         read_weights(path, which="modle")
+
+
+def test_the_part_under_a_prefix_can_be_chosen(tmp_path: Path) -> None:
+    joint = {f"{name}.{k}": v for name, part in (("student", PLAIN), ("teacher", LAST)) for k, v in part.items()}
+    save_file(joint, tmp_path / "w.safetensors")
+    for path, entry in (
+        (tmp_path / "w.safetensors", "student"),
+        (stored(tmp_path, {"state_dict": joint, "epoch": 3}), "state_dict.student"),
+    ):
+        found = read_weights(path, which="student")
+        assert same(found.state, PLAIN)
+        assert found.entry == entry
+    assert same(read_weights(path, which="teacher").state, LAST)
+    assert same(read_weights(path, which="student.a").state, {"weight": PLAIN["a.weight"], "bias": PLAIN["a.bias"]})
+    with pytest.raises(ConfigError, match=r"'pupil'; known: state_dict"):
+        read_weights(path, which="pupil")
+    with pytest.raises(ConfigError, match=r"'techer'; known: student, teacher; did you mean 'teacher'"):
+        read_weights(tmp_path / "w.safetensors", which="techer")
+    averaged = read_weights(stored(tmp_path, {f"ema.{k}": v for k, v in PLAIN.items()}), which="ema")
+    assert averaged.averaged
 
 
 class Trap:
@@ -155,6 +176,12 @@ def test_torchscript_is_refused_without_a_warning(tmp_path: Path, recwarn: pytes
     [
         ({"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}, "state of an optimizer"),
         ({"epoch": 3, "loss": 0.1}, "no weights .its entries: epoch; loss"),
+        (
+            {"student": PLAIN, "epoch": 3},
+            "other entries look like some: say --which student .for a recipe",
+        ),
+        ({"a": PLAIN, "b": LAST}, "no weights under a name that is known.*: say --which a or --which b .for"),
+        ({"model": {"a": PLAIN}}, r"no weights \(its entries: a\)"),
         ([PLAIN], "holds a list, not a state dict"),
         (torch.ones(3), "holds a Tensor, not a state dict"),
     ],
@@ -162,6 +189,13 @@ def test_torchscript_is_refused_without_a_warning(tmp_path: Path, recwarn: pytes
 def test_files_without_a_model(tmp_path: Path, content: Any, text: str) -> None:
     with pytest.raises(StateError, match=text):
         read_weights(stored(tmp_path, content))
+
+
+def test_an_unknown_entry_of_a_file_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'c'; known: a, b"):
+        read_weights(stored(tmp_path, {"a": PLAIN, "b": LAST}), which="c")
+    with pytest.raises(ConfigError, match=r"'c'; known: none"):
+        read_weights(stored(tmp_path, {"epoch": 3}), which="c")
 
 
 def test_checkpoints_of_runs_go_the_other_way(tmp_path: Path) -> None:

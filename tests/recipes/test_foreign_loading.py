@@ -8,6 +8,7 @@ import pytest
 import torch
 from foreign_cases import noise, outputs, wide_file
 from foreign_nets import randomised
+from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
 from flatrock.models.catalog import NORMALIZATIONS, create_model
@@ -74,6 +75,69 @@ def test_normalisation_of_a_file_is_not_lost_between_file_and_factory(here: Path
     torch.save({k.removeprefix("model."): v for k, v in state.items()}, here / "flat.pt")
     flat = load_foreign("foreign_module:net", weights=here / "flat.pt")
     torch.testing.assert_close(outputs(flat, x), expected)
+
+
+def of(net: nn.Module, prefix: str) -> dict[str, Tensor]:
+    return {prefix + k: v for k, v in net.state_dict().items()}
+
+
+def test_factory_and_a_prefix_nobody_knows(here: Path) -> None:
+    x = noise(3, 1, 8, 8)
+    net = randomised(load_foreign("foreign_module:net")).float()
+    torch.save({"state_dict": of(net, "lit.backbone.")}, here / "f.pt")
+    assert torch.equal(outputs(load_foreign("foreign_module:net", weights=here / "f.pt"), x), outputs(net, x))
+    with pytest.raises(ConfigError, match="do not fit the network of foreign_module:eleven"):
+        load_foreign("foreign_module:eleven", weights=here / "f.pt")
+
+
+def test_factory_and_one_of_two_networks(here: Path) -> None:
+    x = noise(3, 1, 8, 8)
+    net, other = (randomised(load_foreign("foreign_module:net")).float() for _ in range(2))
+    other[1].weight.data.mul_(2)
+    torch.save({"state_dict": {**of(net, "student."), **of(other, "teacher.")}}, here / "f.pt")
+    with pytest.raises(ConfigError, match=r"extra[\s\S]*alone fits: say --which student or --which teacher"):
+        load_foreign("foreign_module:net", weights=here / "f.pt")
+    for which, wanted in (("student", net), ("teacher", other)):
+        found = load_foreign("foreign_module:net", weights=here / "f.pt", which=which)
+        assert torch.equal(outputs(found, x), outputs(wanted, x))
+    torch.save({**of(net, "net."), "projector.weight": torch.ones(2)}, here / "f.pt")
+    with pytest.raises(ConfigError, match=r"extra[\s\S]*alone fits: say --which net \("):
+        load_foreign("foreign_module:net", weights=here / "f.pt")
+
+
+def test_own_names_and_one_of_two_networks(here: Path) -> None:
+    x = noise(3, 1, 8, 8)
+    one, two = (create_model("digits_cnn", num_classes=7, normalize=([0.3], [0.5]), seed=s).eval() for s in (1, 2))
+    torch.save({**of(one, "student."), **of(two, "teacher.")}, here / "f.pt")
+    with pytest.raises(ConfigError, match=r"f\.pt alone fits 'digits_cnn': say --which student or --which teacher \("):
+        load_foreign("digits_cnn", weights=here / "f.pt")
+    found = load_foreign("digits_cnn", weights=here / "f.pt", which="teacher")
+    assert torch.equal(outputs(found, x), outputs(two, x))
+    for name in ("mnist_cnn", "vit"):
+        with pytest.raises(ConfigError, match="have the names of no family"):
+            load_foreign(name, weights=here / "f.pt")
+
+
+def test_layouts_of_robustness_and_mair(here: Path) -> None:
+    x = noise(3, 1, 8, 8)
+    net = randomised(load_foreign("foreign_module:net")).float()
+    mean, std = torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5)
+    shift = {"new_mean": mean, "new_std": std}
+    attacked = {f"module.attacker.normalize.{k}": v for k, v in shift.items()} | of(net, "module.attacker.model.")
+    madry = {**{f"module.normalizer.{k}": v for k, v in shift.items()}, **of(net, "module.model."), **attacked}
+    torch.save({"model": madry, "epoch": 3, "optimizer": {"state": {}, "param_groups": []}}, here / "madry.pt")
+    mair = {"n_classes": torch.tensor(10), "mean": mean.flatten(), "std": std.flatten(), **of(net, "model.")}
+    torch.save({"rmodel": mair, "optimizer": {"state": {}, "param_groups": []}}, here / "mair.pt")
+    for name in ("madry.pt", "mair.pt"):
+        found = load_foreign("foreign_module:net", weights=here / name)
+        torch.testing.assert_close(outputs(found, x), outputs(net, (x - 0.3) / 0.5))
+        with pytest.raises(ConfigError, match=r"normalize is 'none', but the weights come with mean \(0.3\)"):
+            load_foreign("foreign_module:net", weights=here / name, normalize="none")
+    mair |= {"mean": torch.zeros(1), "std": torch.ones(1)}
+    torch.save({"rmodel": mair}, here / "mair.pt")
+    for said in (None, "none"):
+        found = load_foreign("foreign_module:net", weights=here / "mair.pt", normalize=said)
+        torch.testing.assert_close(outputs(found, x), outputs(net, x), rtol=0, atol=0)
 
 
 def test_factory_and_file_that_do_not_fit(here: Path) -> None:

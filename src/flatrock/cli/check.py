@@ -82,7 +82,7 @@ def _tell_cost(cost: Cost, batch_size: int, where: Sequence[torch.device]) -> No
 
 def _place(recipe: Recipe, folder: Path | None) -> str:
     """Where the data are."""
-    missing = f"not found in {folder or default_folder()}; flatrock doctor says how to get it"
+    missing = f"not found in {folder or default_folder()}; flatrock doctor {recipe.data.name} says how to get it"
     return found(recipe.data.name, folder) or missing
 
 

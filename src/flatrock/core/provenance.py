@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 VERSION = "0.1.0"
@@ -60,6 +61,18 @@ def device_name(device: torch.device | str) -> str:
     return f"{device.type} ({platform.machine()}, {threads} thread{'' if threads == 1 else 's'})"
 
 
+def _cuda(device: torch.device | str) -> dict[str, Any]:
+    """On a GPU, what else decides its rounding: libraries, and where torch may compute float32 in TF32."""
+    if torch.device(device).type != "cuda":
+        return {}
+    kinds: dict[str, Any] = {"matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn.conv}  # type: ignore[attr-defined]
+    return {
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "tf32": {name: kind.fp32_precision == "tf32" for name, kind in kinds.items()},
+    }
+
+
 def devices(certificates: Iterable[Mapping[str, Any]]) -> str:
     """Where things were measured that are shown together, each place once."""
     return " and ".join(dict.fromkeys(str(c["device"]) for c in certificates if c.get("device")))
@@ -71,8 +84,10 @@ def birth_certificate(*, device: torch.device | str, seed: int, **more: Any) -> 
         "flatrock": VERSION,
         "commit": commit(),
         "torch": torch.__version__,
+        "numpy": np.__version__,
         "python": platform.python_version(),
         "device": device_name(device),
+        **_cuda(device),
         "seed": seed,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         **more,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flatrock.core.errors import ThreatError
+from flatrock.core.errors import ConfigError, ThreatError
+from flatrock.core.numbers import number
 from flatrock.core.rng import SampleGen
 
 # Smallest norm a vector is divided by; keeps a zero gradient a zero step instead of NaN.
@@ -44,8 +45,13 @@ class Threat(Protocol):
 
 
 def _radius(norm: str, eps: Any, largest: float, hint: str) -> float:
-    """eps as a Python float; numpy's numbers and those in a tensor without dimensions are numbers too."""
+    """eps as a Python float; numpy's numbers, those in a tensor without dimensions and '8/255' are numbers too."""
     value = eps.item() if isinstance(eps, Tensor | np.ndarray) and eps.ndim == 0 else eps
+    if isinstance(value, str):
+        try:
+            value = number(value)
+        except ConfigError as error:
+            raise ThreatError(f"{norm} eps must be a number, got {eps!r}: {error}") from error
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ThreatError(f"{norm} eps must be a number, got {eps!r}")
     if not 0 <= value <= largest:  # false for NaN
@@ -64,6 +70,10 @@ class Linf:
 
     eps: float
     norm: ClassVar[str] = "linf"
+
+    if TYPE_CHECKING:  # what may be given; what is kept is a float
+
+        def __init__(self, eps: float | str) -> None: ...
 
     def __post_init__(self) -> None:
         radius = _radius("Linf", self.eps, 1.0, "eps is in pixel units of [0, 1]: write 8/255, not 8")
@@ -99,6 +109,10 @@ class L2:
 
     eps: float
     norm: ClassVar[str] = "l2"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, eps: float | str) -> None: ...
 
     def __post_init__(self) -> None:
         # sqrt(3*224*224) = 388 is the diameter of the largest box in common use; the attack guard

@@ -23,7 +23,7 @@ def failed(job: Job, folder: RunFolder, error: Exception) -> TrainingError:
     batch = _batch_of(job, error)
     if batch is not None:
         return marked(folder, f"{error} (its samples: failed_batch in {folder.info})", batch=batch)
-    return marked(folder, in_short(error), trace=trace_of(error))
+    return marked(folder, in_short(error) + _of_memory(job, error), trace=trace_of(error))
 
 
 def in_short(error: Exception) -> str:
@@ -31,6 +31,15 @@ def in_short(error: Exception) -> str:
     if isinstance(error, FlatrockError):
         return str(error)
     return in_words(error) + ("; lower train.batch_size" if isinstance(error, torch.OutOfMemoryError) else "")
+
+
+def _of_memory(job: Job, error: Exception) -> str:
+    """Behind the cure for too little memory: what the batch size is, and who else could take some of it."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return ""
+    gpus = torch.cuda.device_count() if job.device.type == "cuda" and job.team.alone else 1
+    share = f", or share batches among {gpus} GPUs with --device all" if gpus > 1 else ""
+    return f" from {job.recipe['train']['batch_size']}{share}"
 
 
 def trace_of(error: Exception) -> str:

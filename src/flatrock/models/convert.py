@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
 from flatrock.models.catalog import MODELS, create_model
-from flatrock.models.weights import Pair, Shapes, fit, shapes_of, unwrapped
+from flatrock.models.weights import Shapes, fit, shapes_of
+from flatrock.models.wrapping import Pair, innermost, parts, told_parts
 
 Network = tuple[str, dict[str, int]]
 # How a network of one's own is named, on the command line and in a recipe.
@@ -213,10 +214,10 @@ def convert(state: Mapping[str, Tensor]) -> Converted:
 
     Mean and std stored in it become the network's own. ConfigError says what was not recognised or does not fit.
     """
-    reading = unwrapped(state)
-    family = next((f for f in _FAMILIES if f.owns(reading.state)), None)
-    if family is None:
-        raise ConfigError(_unrecognised(reading.state))
+    reading = innermost(state, _recognised)
+    if reading is None:
+        raise ConfigError(_unrecognised(state))
+    family = next(f for f in _FAMILIES if f.owns(reading.state))
     shapes = shapes_of(reading.state)
     name, options = family.network(shapes)
     num_classes = _rows(shapes, f"{family.head}.weight")
@@ -248,9 +249,15 @@ def _translated(ours: str, table: Mapping[str, str]) -> str:
     raise KeyError(ours)
 
 
+def _recognised(state: Mapping[str, object]) -> bool:
+    return any(family.owns(state) for family in _FAMILIES)
+
+
 def _unrecognised(state: Mapping[str, Tensor]) -> str:
     cure = f"give a factory of their network: {FACTORY}"
-    reason = next((why for marks, why in _REFUSED if all(m in state for m in marks)), None)
+    if alone := parts(state, _recognised):
+        return f"one part of these weights alone is recognised: {told_parts(alone)}; or {cure}"
+    reason = next((why for marks, why in _REFUSED if innermost(state, set(marks).issubset)), None)
     if reason is not None:
         return f"these weights cannot be converted: {reason}" + ("" if "--model" in reason else f"; {cure}")
     return (

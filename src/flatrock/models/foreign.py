@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
@@ -16,7 +17,11 @@ from flatrock.models.catalog import MODELS, NORMALIZATIONS, create_model
 from flatrock.models.classifier import Classifier
 from flatrock.models.convert import Converted, Normalized, convert
 from flatrock.models.factory import find_factory, make_network
-from flatrock.models.weights import Pair, Weights, fit, read_weights, readings, shapes_of, unwrapped
+from flatrock.models.weights import Weights, fit, fits, read_weights, shapes_of
+from flatrock.models.wrapping import Pair, closest, innermost, parts, readings, told_parts
+
+# What (x - mean) / std does not change.
+_NONE: Pair = ((0.0,), (1.0,))
 
 
 @dataclass(frozen=True)
@@ -113,18 +118,31 @@ def _from_factory(text: str, file: Weights | None, normalize: str | None) -> For
 def _fill(network: nn.Module, file: Weights, text: str) -> Pair | None:
     """Load the reading of the file that fits best; what it says of normalisation that the network does not hold."""
     expected = shapes_of({k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)})
-    best = max(readings(file.state), key=lambda r: (len(expected.keys() & r.state.keys()), -len(r.state)))
+    best = closest(readings(file.state), expected)
+    try:
+        tensors = fit(best.state, expected, what=f"the network of {text}")
+    except ConfigError as error:
+        alone = parts(file.state, lambda part: fits(part, expected))
+        if not alone:
+            raise
+        raise ConfigError(f"{error}\none part of the file alone fits: {told_parts(alone)}") from error
     # Every tensor was fitted; strict loading would also ask for extra state that is no tensor.
-    network.load_state_dict(fit(best.state, expected, what=f"the network of {text}"), strict=False)
+    network.load_state_dict(tensors, strict=False)
     return best.normalize
 
 
 def converted(name: str | None, file: Weights) -> Converted:
     """The weights under flatrock's names, for the network called `name` or the one that the family is."""
-    reading = unwrapped(file.state)
-    if name is not None and "head.weight" in reading.state:
+    reading = innermost(file.state, lambda state: "head.weight" in state)
+    if name is not None and reading is not None:
         return Converted(name, len(reading.state["head.weight"]), reading.state, reading.normalize, "")
-    found = convert(file.state)
+    try:
+        found = convert(file.state)
+    except ConfigError as error:
+        alone = [] if name is None else parts(file.state, lambda part: _fits_own(name, part))
+        if not alone:
+            raise
+        raise ConfigError(f"one part of {file.file} alone fits {name!r}: {told_parts(alone)}") from error
     if name not in (None, found.model_name):
         asked, entry = MODELS.entry(str(name)), MODELS.entry(found.model_name)
         if asked.make is not entry.make or asked.fixed:  # wide_resnet stands for every depth and width
@@ -135,10 +153,27 @@ def converted(name: str | None, file: Weights) -> Converted:
     return found
 
 
+def _fits_own(name: str, state: Mapping[str, Tensor]) -> bool:
+    """Whether these are weights of flatrock's network of this name, which takes no further options."""
+    head = state.get("head.weight")
+    if head is None or head.dim() != 2:
+        return False
+    try:
+        with torch.device("meta"):  # only names and shapes are needed
+            network = create_model(name, num_classes=len(head))
+    except ConfigError:
+        return False
+    return fits(_without_normalization(state), shapes_of(network.state_dict()))
+
+
+def _without_normalization(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v for k, v in state.items() if k not in ("mean", "std")}
+
+
 def _built(found: Converted) -> Classifier:
     options: dict[str, Any] = dict(found.options)
     network = create_model(found.model_name, num_classes=found.num_classes, **options)
-    state = {k: v for k, v in found.state.items() if k not in ("mean", "std")}
+    state = _without_normalization(found.state)
     network.load_state_dict(fit(state, shapes_of(network.state_dict()), what=f"flatrock's {found.model_name}"))
     return network
 
@@ -158,7 +193,7 @@ def _normalization(asked: str | None, stored: Pair | None) -> tuple[Pair | None,
 
 def same_normalization(a: Pair | None, b: Pair | None) -> bool:
     """Whether two networks, of which one may have none, normalise alike."""
-    return a is b if a is None or b is None else all(map(_equal, a, b))
+    return all(map(_equal, a or _NONE, b or _NONE))
 
 
 def in_numbers(pair: tuple[Sequence[float], Sequence[float]]) -> str:

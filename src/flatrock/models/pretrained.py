@@ -15,7 +15,8 @@ from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
 from flatrock.models.foreign import converted
 from flatrock.models.vit import Transformer
-from flatrock.models.weights import Reading, Weights, fit, readings, shapes_of, unwrapped
+from flatrock.models.weights import Weights, fit, shapes_of
+from flatrock.models.wrapping import Reading, closest, readings
 
 KERNEL, POSITIONS = "patch_embed.proj.weight", "pos_embed"
 HEAD = "head."
@@ -54,8 +55,8 @@ def fitted(model: Classifier, state: Mapping[str, Tensor]) -> Fitted:
     token is kept. As many places as the model has are taken as they are; a grid that has to be resized must be a square
     one. A kernel's numbers are not made larger where there are fewer of them.
     """
-    found = {k: v for k, v in unwrapped(state).state.items() if k not in _NORMALIZATION}
     expected = shapes_of(_own(model))
+    found = {k: v for k, v in closest(readings(state), expected).state.items() if k not in _NORMALIZATION}
     if isinstance(model, Transformer):
         found = _for_images(model, found)
     drawn = _why_drawn(model, found)
@@ -67,10 +68,9 @@ def fitted(model: Classifier, state: Mapping[str, Tensor]) -> Fitted:
 def of_file(model: Classifier, name: str, file: Weights) -> Reading:
     """The weights of a file under the names of the network called `name`; the normalisation they come with, if any."""
     if isinstance(model, Adapted):
-        own = _own(model).keys()
-        return max(_either_names(model, file.state), key=lambda r: (len(own & r.state.keys()), -len(r.state)))
+        return closest(_either_names(model, file.state), _own(model))
     if isinstance(model, Transformer):  # of which there are weights without head
-        return unwrapped(file.state)
+        return closest(readings(file.state), _own(model))
     found = converted(name, file)
     return Reading({k: v for k, v in found.state.items() if k not in _NORMALIZATION}, found.normalize)
 

@@ -1,13 +1,13 @@
-"""Weight files of other projects: read without running code, unwrapped, fitted to a network by name and shape."""
+"""Weight files of other projects: read without running code, taken apart, fitted to a network by name and shape."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,18 @@ from torch import Tensor
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.registry import unknown
 from flatrock.core.tensorfile import FORMAT
+from flatrock.models.wrapping import told_parts, under
 
-Pair = tuple[tuple[float, ...], tuple[float, ...]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Entries of a checkpoint that hold averaged weights, then those that hold plain ones; the first found is taken.
 AVERAGED = ("ema", "ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "swa", "swa_state_dict", "swa_model")
-_PLAIN = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights", "last", "best")
-# What DataParallel, torch.compile and wrapper modules put before every name.
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-# Where other projects keep the mean and the standard deviation of their inputs; '0.' is the first of a Sequential.
-_NORMALIZERS = tuple(
-    (place + mean, place + std)
-    for place in ("", "normalize.", "normalizer.", "normalization.", "norm.", "0.")
-    for mean, std in (("mu", "sigma"), ("mean", "std"))
+_PLAIN = (
+    *("state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights", "last", "best"),
+    "rmodel",  # MAIR's
 )
-# Counters of averaging (torch's AveragedModel) and of BatchNorm: no prediction depends on them.
-_AVERAGE_COUNTER, _BATCH_COUNTER = "n_averaged", "num_batches_tracked"
+# BatchNorm's counter: no prediction depends on it.
+_BATCH_COUNTER = "num_batches_tracked"
 # Names shown of a long list.
 _SHOWN = 5
 
@@ -58,7 +53,8 @@ class Weights:
 def read_weights(path: Path | str, *, which: str = "auto") -> Weights:
     """The weights in a safetensors or torch file. No pickle is executed: a torch file that needs it is refused.
 
-    Checkpoints are unwrapped. `which` names the entry to take where there are several; auto prefers averaged weights.
+    Checkpoints are unwrapped. `which` names the entry to take where there are several, or what the names of one of
+    several networks begin with, without the dot; auto prefers averaged weights.
     """
     path = Path(path)
     if not path.is_file():
@@ -134,7 +130,7 @@ def _unwrap(content: Any, path: Path, which: str) -> tuple[dict[str, Tensor], st
         if which != "auto" and not entry:
             holders = [k for k, v in content.items() if isinstance(v, Mapping)]
             if which not in holders:
-                raise ConfigError(unknown(f"entry of {path}:", which, map(str, holders)))
+                return _part(content, path, which, [str(k) for k in holders])
             holders.sort(key=lambda k: k != which)
         if not holders:
             break
@@ -143,9 +139,21 @@ def _unwrap(content: Any, path: Path, which: str) -> tuple[dict[str, Tensor], st
         content = content[holders[0]]
     state = {str(k): v.detach() for k, v in content.items() if isinstance(v, Tensor)}
     if not state:
-        hint = "it is the state of an optimizer" if "param_groups" in content else f"its entries: {_some(content)}"
-        raise StateError(f"{path} holds no weights ({hint}); give the file with the model's state dict")
+        raise StateError(f"{path} holds no weights {_why_none(content, top=not entry)}")
     return state, ".".join(entry), tuple(others)
+
+
+def _part(
+    content: Mapping[Any, Any], path: Path, which: str, holders: Sequence[str]
+) -> tuple[dict[str, Tensor], str, tuple[str, ...]]:
+    """Of the model that auto finds, the tensors whose names begin with `which`."""
+    names: set[str] = set()
+    with suppress(StateError):  # in a file without weights it is as unknown
+        state, entry, others = _unwrap(content, path, "auto")
+        if part := under(state, which):
+            return part, ".".join(filter(None, (entry, which))), others
+        names = {name.split(".")[0] for name in state if "." in name}
+    raise ConfigError(unknown(f"entry of {path}:", which, holders or names))
 
 
 def _is_state(value: Any) -> bool:
@@ -153,47 +161,15 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values())
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A state dict with some of its wrapping taken off, and the normalisation found on the way."""
-
-    state: dict[str, Tensor]
-    normalize: Pair | None = None
-
-
-def readings(state: Mapping[str, Tensor]) -> Iterator[Reading]:
-    """The state as it is, then with ever more of its wrapping taken off: prefixes of all names, mean and std."""
-    now = Reading({k: v for k, v in state.items() if k != _AVERAGE_COUNTER})
-    wrappers: tuple[str, ...] = _WRAPPERS
-    while True:
-        yield now
-        pair = next((p for p in _NORMALIZERS if now.normalize is None and set(p) < now.state.keys()), None)
-        prefix = next((w for w in wrappers if now.state and all(k.startswith(w) for k in now.state)), None)
-        if prefix is not None:
-            now = Reading({k.removeprefix(prefix): v for k, v in now.state.items()}, now.normalize)
-        elif pair is not None:
-            if pair[0].startswith("0."):
-                wrappers = (*_WRAPPERS, "1.")
-            values = _stored(now.state, pair)
-            now = Reading({k: v for k, v in now.state.items() if k not in pair}, values)
-        else:
-            return
-
-
-def _stored(state: Mapping[str, Tensor], names: tuple[str, str]) -> Pair:
-    mean, std = (tuple(float(v) for v in state[name].flatten()) for name in names)
-    if not mean or not std or min(std) <= 0 or not all(map(math.isfinite, (*mean, *std))):
-        raise ConfigError(
-            f"the weights come with {names[0]} = {list(mean)} and {names[1]} = {list(std)}, which normalise nothing: "
-            "means must be finite, stds finite and positive"
-        )
-    return mean, std
-
-
-def unwrapped(state: Mapping[str, Tensor]) -> Reading:
-    """The state without any wrapping."""
-    *_, last = readings(state)
-    return last
+def _why_none(content: Mapping[Any, Any], *, top: bool) -> str:
+    """What there is instead of tensors, and the cure."""
+    cure = "give the file with the model's state dict"
+    if "param_groups" in content:
+        return f"(it is the state of an optimizer); {cure}"
+    unnamed = [str(k) for k, v in content.items() if _is_state(v)] if top else []
+    if unnamed:
+        return f"under a name that is known; other entries look like some: {told_parts(unnamed)}"
+    return f"(its entries: {_some(content)}); {cure}"
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -226,6 +202,15 @@ def fit(
         )
     # Files of old versions of torch lack BatchNorm's counters.
     return {name: state[k] if k in state else torch.zeros((), dtype=torch.int64) for name, k in wanted.items()}
+
+
+def fits(state: Mapping[str, Tensor], expected: Shapes) -> bool:
+    """Whether these are the tensors a network expects."""
+    try:
+        fit(state, expected, what="it")
+    except ConfigError:
+        return False
+    return True
 
 
 def _some(names: Any) -> str:

@@ -19,7 +19,8 @@ from flatrock.models.classifier import Classifier
 from flatrock.models.foreign import in_numbers, same_normalization
 from flatrock.models.pretrained import fitted, load_pretrained, of_file
 from flatrock.models.vit import Attention
-from flatrock.models.weights import Pair, read_weights
+from flatrock.models.weights import read_weights
+from flatrock.models.wrapping import Pair
 from flatrock.recipes.pieces import build_model
 from flatrock.recipes.rules import Draft
 from flatrock.recipes.schema import Network, Recipe
