@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from flatrock.core.files import json_text, sha256
+from flatrock.core.guests import is_own
 from flatrock.data.catalog import info
 from flatrock.data.pictures import Form
 from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.classifier import Classifier
-from flatrock.models.factory import is_own
 from flatrock.recipes.schema import Data, Network, Recipe
 
 DEFAULT_RUNS = Path("runs")

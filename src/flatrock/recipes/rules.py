@@ -15,6 +15,7 @@ from torch import nn
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.attacks.craft import check_attack
 from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.guests import is_own
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import THREATS, Threat
@@ -26,7 +27,6 @@ from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.plans import make_plan
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import create_model
-from flatrock.models.factory import is_own
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.optimizer import build_optimizer
