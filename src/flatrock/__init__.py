@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from flatrock.attacks.catalog import attack
+from flatrock.attacks.craft import check_given
 from flatrock.core.errors import (
     ConfigError,
     DataError,
@@ -81,6 +82,7 @@ def _listened(call: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(call)
     def told(*args: _P.args, **options: _P.kwargs) -> _R:
+        check_given(*args[1:2])  # first: a loader in the place of x and y would be one argument too few
         with _listener(options.get("progress")) as listener:
             return call(*args, **(options | {"progress": listener}))  # type: ignore[arg-type]
 

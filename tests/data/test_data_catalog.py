@@ -13,7 +13,7 @@ from flatrock.data import catalog, cifar
 from flatrock.data.catalog import DATA, DATA_INFO, data_faults, default_folder, found, how_to_get, info, load_data
 from flatrock.data.download import RemoteFile
 
-NAMES = ["digits", "moons", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "imagenet", "folder"]
+NAMES = ["digits", "moons", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "imagenet", "folder", "npz"]
 
 
 def test_every_row_has_a_summary_and_facts() -> None:
@@ -26,6 +26,7 @@ def test_every_row_has_a_summary_and_facts() -> None:
     assert info("cifar100").num_classes == 100
     assert info("mnist").input_shape == (1, 28, 28)
     assert info("folder").num_classes is None
+    assert (info("npz").num_classes, info("npz").input_shape, info("npz").train_size) == (None, None, None)
 
 
 @pytest.mark.parametrize("name", ["digits", "moons"])

@@ -182,12 +182,6 @@ def test_nothing_there_says_where_to_get_it(tmp_path: Path) -> None:
         cifar.load("train", tmp_path, layout=CIFAR10)
 
 
-def test_owner_of_the_pickled_version_is_told_why(tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(DataError, match="unpickling can run code"):
-        cifar.load("train", tmp_path, layout=CIFAR10)
-
-
 def test_unknown_split_lists_the_choices(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown split 'validation'; known: test, train"):
         cifar.load("validation", tmp_path, layout=CIFAR10)  # type: ignore[arg-type]

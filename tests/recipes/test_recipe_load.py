@@ -14,6 +14,7 @@ from flatrock.recipes.build import build_threat
 from flatrock.recipes.check import validate
 from flatrock.recipes.load import library, load_recipe, load_seeds, overlay, recipe_names
 from flatrock.recipes.pieces import recipe_hash
+from flatrock.recipes.schema import Data
 from flatrock.recipes.text import recipe_text
 
 
@@ -130,6 +131,15 @@ def test_base_sections_merge_key_by_key(tmp_path: Path) -> None:
         "flip": True,
         "cutout": 8,
     }
+
+
+def test_other_data_keep_what_is_said_of_any_and_drop_the_options_of_those_below(tmp_path: Path) -> None:
+    assert load_recipe("moons_at").data.options
+    mine = load_recipe(write(tmp_path, "mine", "base: moons_at\ndata: {name: npz}\nmodel: {num_classes: 2}\n"))
+    assert (mine.data.name, mine.data.options) == ("npz", {})
+    assert mine.data.held_out == load_recipe("moons_at").data.held_out != Data(name="npz").held_out
+    again = load_recipe("moons_at", ["data.name=moons", "data.noise=0.05"])
+    assert again.data.options == {**load_recipe("moons_at").data.options, "noise": 0.05}
 
 
 def test_a_renamed_section_replaces_the_one_below() -> None:

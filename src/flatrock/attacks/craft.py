@@ -9,9 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset as SampleSet
 
 from flatrock.core.borrow import borrowed
-from flatrock.core.errors import FlatrockError, ModelError, ThreatError, in_words
+from flatrock.core.errors import FlatrockError, ModelError, ThreatError, in_words, shown
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
@@ -28,8 +29,7 @@ HALF = (torch.float16, torch.bfloat16)
 def check_samples(x: Tensor, y: Tensor) -> None:
     """Inputs are finite floats [n, ...] with one class index each; else ThreatError."""
     for name, value in (("inputs", x), ("labels", y)):
-        if not isinstance(value, Tensor):
-            raise ThreatError(f"{name} must be a torch tensor, got {type(value).__name__}; use torch.as_tensor")
+        check_given(value, name=name)
     if x.layout != torch.strided:
         raise ThreatError(f"inputs must be a dense tensor, got one of layout {x.layout}; use x.to_dense()")
     if x.dtype not in (torch.float32, torch.float64) or x.dim() < 2:
@@ -45,6 +45,28 @@ def check_samples(x: Tensor, y: Tensor) -> None:
         )
     if not bool(torch.isfinite(x).all()):
         raise ThreatError("inputs contain NaN or infinity; clean the data first")
+
+
+def check_given(*values: object, name: str = "inputs") -> None:
+    """Each is a tensor; else ThreatError says how to make one of it."""
+    for value in values:
+        if not isinstance(value, Tensor):
+            raise ThreatError(f"{name} must be a torch tensor, got {type(value).__name__}; {_tensor_cure(value)}")
+
+
+def _tensor_cure(value: object) -> str:
+    """How to make tensors of what is none."""
+    if hasattr(value, "dataset") and hasattr(value, "__iter__"):
+        return "write x, y = map(torch.cat, zip(*loader)) first, and give both"
+    if hasattr(value, "images") and hasattr(value, "y"):  # of flatrock.data
+        return "write x, y = data.images(torch.arange(len(data))), data.y first, and give both"
+    if isinstance(value, tuple | list) and len(value) == 2 and all(hasattr(one, "shape") for one in value):
+        return "give inputs and labels as two arguments"
+    pairs = isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple) and len(value[0]) == 2
+    if isinstance(value, SampleSet) or (pairs and hasattr(value[0][0], "shape")):  # type: ignore[index]
+        loader = "torch.utils.data.DataLoader(dataset, batch_size=len(dataset))"
+        return f"write x, y = next(iter({loader})) first, and give both"
+    return "use torch.as_tensor"
 
 
 def usable(given: Tensor) -> Tensor:
@@ -72,7 +94,7 @@ def check_inputs(x: Tensor, y: Tensor, threat: Threat) -> Tensor:
     What rounding put beside the box comes back inside it; the tensor given is left as it is.
     """
     if not isinstance(threat, Threat):
-        raise ThreatError(f"threat must be flatrock.Linf(eps) or flatrock.L2(eps), got {threat!r}")
+        raise ThreatError(f"threat must be flatrock.Linf(eps) or flatrock.L2(eps), got {shown(threat)}")
     check_samples(x, y)
     x = usable(x.detach())
     if x.shape[0] == 0:

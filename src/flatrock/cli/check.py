@@ -12,6 +12,7 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, human, say
 from flatrock.core.device import named_devices, pick_device
 from flatrock.core.errors import ConfigError, DataError
+from flatrock.core.guests import is_own
 from flatrock.core.provenance import device_name
 from flatrock.core.team import Team
 from flatrock.data.catalog import DAMAGED, default_folder, found, info
@@ -91,7 +92,10 @@ def _counted(recipe: Recipe, folder: Path | None, *, devices: int) -> int | None
 
     Everything training needs is made of them, so that what it would refuse is refused here.
     """
-    if info(recipe.data.name).input_shape is not None or (folder is None and found(recipe.data.name) is None):
+    name = recipe.data.name
+    if info(name).input_shape is not None:
+        return None
+    if not is_own(name) and folder is None and found(name) is None:
         return None
     return build_job(recipe, data_folder=folder, team=Team(0, devices)).loader.samples
 

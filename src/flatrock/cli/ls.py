@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "recipes": lambda: list(summaries().items()),
     "tables": lambda: list(table_summaries().items()),
     "models": lambda: [*_rows(MODELS), ("FILE:function", "a network of your own, see docs/own_network.md")],
-    "data": lambda: _rows(DATA),
+    "data": lambda: [*_rows(DATA), ("FILE:function", "data of your own that a function makes, see docs/data.md")],
     "attacks": _attacks,
     "plans": _plans,
     "objectives": lambda: _rows(OBJECTIVES),

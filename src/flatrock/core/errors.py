@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 
 
 class FlatrockError(Exception):
@@ -55,3 +56,25 @@ class TrainingError(FlatrockError):
 def in_words(error: Exception) -> str:
     """The kind of an error that someone else's code raised, and its first line."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
+def shown(value: object) -> str:
+    """A value for a message, as Python writes it; of tensors, networks and what else is long only the kind."""
+    shape = getattr(value, "shape", ())
+    if isinstance(shape, tuple) and (shape or type(value).__name__ == "Tensor"):
+        return f"a {type(value).__name__} of shape {list(shape)}"
+    if isinstance(value, list | tuple) and not is_plain(value):
+        more = ", ..." if len(value) > 3 else ""
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(map(shown, value[:3]))}{more})"
+    text = repr(value)
+    short = is_plain(value) or (len(text) <= 200 and "\n" not in text and " at 0x" not in text)
+    return text if short else f"a {type(value).__name__}"
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is text, a number, true, false or nothing, or a collection of such, as files hold them."""
+    if isinstance(value, dict):
+        return all(map(is_plain, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, str | Number)

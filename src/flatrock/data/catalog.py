@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import is_own
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.registry import Registry, unknown
-from flatrock.data import cifar, digits, idx, imagenet, moons, svhn
+from flatrock.data import cifar, digits, factory, idx, imagenet, moons, own_files, svhn
 from flatrock.data import folder as images
 from flatrock.data.dataset import Dataset
 from flatrock.data.download import fetch
@@ -19,6 +20,8 @@ from flatrock.data.source import Source, SplitName
 
 _SILENT = Silent()
 _GIVEN = ("split", "folder")
+# Names that options of a function cannot have, because `load_data` has them.
+_TAKEN = (*_GIVEN, "download", "progress")
 
 DATA: Registry[Dataset] = Registry("dataset")
 DATA.add("digits", digits.load, "8x8 handwritten digits, 1297 train and 500 test; no download")
@@ -59,10 +62,11 @@ DATA.add(
     cite="Russakovsky et al. 2015",
 )
 DATA.add("folder", images.load, "your own images in train/<class>/ and test/<class>/; options channels, size, resize")
+DATA.add("npz", own_files.load, "your own arrays in train.npz and test.npz")
 
 DATA_INFO: Mapping[str, Source] = MappingProxyType(
     {s.name: s for s in (digits.SOURCE, moons.SOURCE, *cifar.SOURCES.values(), svhn.SOURCE, *idx.SOURCES.values())}
-    | {s.name: s for s in (imagenet.SOURCE, images.SOURCE)}
+    | {s.name: s for s in (imagenet.SOURCE, images.SOURCE, own_files.SOURCE)}
 )
 # What looks for damaged images in the files of a dataset, where it consists of such.
 DAMAGED: Mapping[str, Callable[..., list[str]]] = MappingProxyType(
@@ -76,13 +80,24 @@ def default_folder() -> Path:
 
 
 def info(name: str) -> Source:
-    """Class count, input shape and files of a dataset; unknown names raise ConfigError."""
-    return DATA_INFO[DATA.entry(name).name]
+    """Class count, input shape and files of a dataset; unknown names raise ConfigError.
+
+    A function of the user's is not looked up: to use weights that were trained on its data, it need not be there.
+    """
+    return factory.source(name) if is_own(name) else DATA_INFO[DATA.entry(name).name]
 
 
 def found(name: str, folder: Path | None = None) -> str | None:
     """Where all files of the dataset are, or None."""
     return info(name).find(folder or default_folder())
+
+
+def check_name(name: str) -> None:
+    """ConfigError unless this names data that can be made here."""
+    if is_own(name):
+        factory.find_function(name)
+    else:
+        DATA.entry(name)
 
 
 def how_to_get(name: str) -> str:
@@ -92,14 +107,16 @@ def how_to_get(name: str) -> str:
 
 def data_faults(name: str, options: Iterable[str]) -> list[str]:
     """What is wrong with this dataset name and these option names, all at once."""
-    if name not in DATA:
+    if not is_own(name) and name not in DATA:
         return DATA.faults(name, ())
-    known = data_options(name)
+    known = data_options(name, options)
     return [unknown(f"option of dataset {name!r}:", o, known) for o in options if o not in known]
 
 
-def data_options(name: str) -> list[str]:
-    """Names of the options a dataset takes."""
+def data_options(name: str, given: Iterable[str] = ()) -> list[str]:
+    """Names of the options a dataset takes; of a function of the user's, asked when it is called, those `given`."""
+    if is_own(name):
+        return [o for o in given if o not in _TAKEN]
     return [o for o in DATA.entry(name).options() if o not in _GIVEN]
 
 
@@ -112,11 +129,16 @@ def load_data(
     progress: Progress = _SILENT,
     **options: Any,
 ) -> Dataset:
-    """The train or test split of a dataset, from files in `folder`, which `download` fetches if they are not there."""
+    """The train or test split of a dataset, from files in `folder`, which `download` fetches if they are not there.
+
+    `file:function` names data that a function of your own makes (docs/data.md).
+    """
     faults = data_faults(name, options)
     if faults:
         raise ConfigError.of(faults)
     place = folder or default_folder()
+    if is_own(name):
+        return factory.load(name, split, place, **options)
     source = info(name)
     if download and source.remote and source.find(place) is None:
         for file in source.remote:

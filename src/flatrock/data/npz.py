@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,17 @@ def _arrays(path: Path, needs: str) -> dict[str, Array]:
     """`image`, and `label` if it is there."""
     if not path.is_file():
         raise DataError(f"{path} not found; needed is {needs}. It is not downloadable here: its makers publish it")
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in ("image", "label") if name in content}
-    # A plain .npy file loads as an array, which is no context manager: that is the AttributeError or TypeError.
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is truncated, corrupt or not an .npz file ({error}); get a fresh copy") from error
+    arrays = read_arrays(path, ("image", "label"), cure="get a fresh copy")
     if "image" not in arrays:
         raise DataError(f"{path} lacks an array (image); needed is {needs}")
     return arrays
+
+
+def read_arrays(path: Path, names: Sequence[str], *, cure: str) -> dict[str, Array]:
+    """Those of these arrays that the file holds; no pickle in it is read."""
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in names if name in content}
+    # A plain .npy file loads as an array, which is no context manager: that is the AttributeError or TypeError.
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is truncated, corrupt or not an .npz file ({error}); {cure}") from error

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from flatrock.core.errors import ConfigError, FlatrockError, in_words
+from flatrock.core.guests import is_own
 from flatrock.core.registry import Entry, Registry, unknown
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
-from flatrock.models.factory import is_own, own_network
+from flatrock.models.factory import own_network
 from flatrock.models.hybrid_vit import HybridTransformer
 from flatrock.models.mobilenet_v2 import MobileNetV2
 from flatrock.models.moons_mlp import MoonsMLP

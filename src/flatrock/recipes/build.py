@@ -213,7 +213,10 @@ def check_fit(model: Classifier, data: Dataset) -> None:
             f"{_size_cure(tuple(model.input_shape), data)}"
         )
     if model.num_classes != data.num_classes:
-        raise ConfigError(f"model.num_classes is {model.num_classes}, but {data.name!r} has {data.num_classes} classes")
+        raise ConfigError(
+            f"model.num_classes is {model.num_classes}, but {data.name!r} has {data.num_classes} classes; "
+            f"set model.num_classes={data.num_classes}"
+        )
 
 
 def _size_cure(shape: tuple[int, ...], data: Dataset) -> str:

@@ -7,13 +7,22 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, is_plain, shown
 from flatrock.core.registry import unknown
 from flatrock.data.catalog import info
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.pieces import data_shape, model_options
 from flatrock.recipes.rules import INNER_ATTACKS, Draft, examined
 from flatrock.recipes.schema import Network, Recipe
+
+# Where a call gives a thing of Python's in the place of a section: how it is named instead.
+OBJECTS = {
+    "data": "recipes name their data: np.savez arrays to train.npz and test.npz of a folder and give "
+    "data={'name': 'npz'}, data_dir=FOLDER, or name a function that makes them, data={'name': 'mydata:make'} "
+    "(docs/data.md)",
+    "model": "recipes name their model: give a function that makes it, model={'name': 'mynets:make'} "
+    "(docs/own_network.md)",
+}
 
 
 def validate(
@@ -92,12 +101,14 @@ def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:
             texts.append(f"{where}: this key is required")
         elif e["type"] == "model_type":
             keys = ", ".join(f"{key}: ..." for key in _least_keys(_kind_at(kind, loc)))
-            texts.append(f"{where}: got {e['input']!r}, but a section holds keys; write {where}: {{{keys}}} or such")
+            cure = OBJECTS.get(where) if not is_plain(e["input"]) else None
+            cure = cure or f"write {where}: {{{keys}}} or such"
+            texts.append(f"{where}: got {shown(e['input'])}, but a section holds keys; {cure}")
         elif e["type"] in ("tuple_type", "list_type"):
-            cure = "" if e["input"] is None else f"; write [{e['input']}]"
-            texts.append(f"{where}: got {e['input']!r}, but this is a list{cure}")
+            cure = f"; write [{e['input']}]" if e["input"] is not None and is_plain(e["input"]) else ""
+            texts.append(f"{where}: got {shown(e['input'])}, but this is a list{cure}")
         else:
-            got, rule = f"got {e['input']!r}", e["msg"].removeprefix("Value error, ")
+            got, rule = f"got {shown(e['input'])}", e["msg"].removeprefix("Value error, ")
             texts.append(f"{where}: {rule}" if rule.endswith(got) else f"{where}: {got}, {rule}")
     return texts
 

@@ -117,9 +117,10 @@ def _points(recipe: Recipe) -> int:
 def _samples(recipe: Recipe) -> int | None:
     """Samples trained on in an epoch; None if only the files know."""
     data = recipe.data
-    size = data.options.get("points", info(data.name).train_size)
-    if size is None:
+    known = info(data.name).train_size
+    if known is None:
         return None
+    size = data.options.get("points", known)
     if not isinstance(size, int) or isinstance(size, bool):
         raise ConfigError(f"data.points must be a whole number, got {size!r}")
     left = min(size - data.held_out, data.limit or size)

@@ -20,7 +20,7 @@ from flatrock.core.options import choose
 from flatrock.core.progress import Progress
 from flatrock.core.registry import unknown
 from flatrock.core.threat import THREATS, Threat
-from flatrock.data.catalog import DATA, load_data
+from flatrock.data.catalog import DATA, check_name, load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.evaluation.exam import placed
@@ -93,8 +93,8 @@ class ForeignModel:
             needed.append(("norm", norm, f"name the norm of the threat: {', '.join(THREATS)}"))
             needed.append(("eps", eps, "give the radius of the threat in pixel units of [0, 1], such as 8/255"))
         faults = [f"{name}: not given; {hint}" for name, value, hint in needed if value is None]
-        if self.data is not None and self.data not in DATA:
-            faults.append(f"data: {unknown('dataset', self.data, DATA.names())}")
+        if (data := self.data) is not None:
+            faults += caught("data", lambda: check_name(data))
         if norm is not None and norm not in THREATS:
             faults.append(f"norm: {unknown('norm', norm, THREATS)}")
         if eps is not None:

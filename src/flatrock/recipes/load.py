@@ -14,7 +14,7 @@ from flatrock.core.registry import unknown
 from flatrock.recipes.check import validate
 from flatrock.recipes.read import read_yaml
 from flatrock.recipes.rules import Draft
-from flatrock.recipes.schema import Recipe
+from flatrock.recipes.schema import Data, Recipe
 
 LIBRARY = Path(__file__).parent / "library"
 # A file here holds the rows of one published table: under `rows`, each recipe says how it differs from the rest of it.
@@ -160,7 +160,8 @@ OWNERS = ("objective", "attack", "schedule")
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested merge. A section that names another objective, attack or schedule replaces the one below whole.
+    """Nested merge. A section that names another objective, attack or schedule replaces the one below whole, one that
+    names other data the options of those below.
 
     A list of flatness methods says which there are; one that was there below keeps its options unless changed.
     """
@@ -170,11 +171,17 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         if key == "flatness" and isinstance(old, list) and isinstance(value, list):
             merged[key] = [overlay(_method(old, m), m) if isinstance(m, Mapping) else m for m in value]
         elif isinstance(old, Mapping) and isinstance(value, Mapping):
-            renamed = key in OWNERS and "name" in value and value["name"] != old.get("name")
-            merged[key] = dict(value) if renamed else overlay(old, value)
+            if "name" in value and value["name"] != old.get("name"):
+                old = {} if key in OWNERS else _lasting(key, old)
+            merged[key] = overlay(old, value)
         else:
             merged[key] = value
     return merged
+
+
+def _lasting(key: str, old: Mapping[str, Any]) -> dict[str, Any]:
+    """What stays of a section that names something else: of data what is said of any, such as held_out."""
+    return {k: v for k, v in old.items() if key != "data" or k in Data.model_fields}
 
 
 def _method(methods: list[Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from flatrock.core.files import json_text, sha256
-from flatrock.data.catalog import info
+from flatrock.core.guests import is_own
+from flatrock.data.catalog import data_options, info
 from flatrock.data.pictures import Form
 from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.classifier import Classifier
-from flatrock.models.factory import is_own
 from flatrock.recipes.schema import Data, Network, Recipe
 
 DEFAULT_RUNS = Path("runs")
@@ -22,9 +22,9 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def data_shape(data: Data) -> tuple[int, ...] | None:
-    """Shape of one input; None of one's own images that are not made one size, so that only their files know."""
+    """Shape of one input; None of one's own data that are not made one size, so that only they know."""
     known = info(data.name).input_shape
-    if known is not None:
+    if known is not None or "size" not in data_options(data.name):
         return known
     form = Form(**data.options)
     return None if form.size is None else (form.channels, form.size, form.size)

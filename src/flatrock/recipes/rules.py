@@ -15,6 +15,7 @@ from torch import nn
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.attacks.craft import check_attack
 from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.guests import is_own
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import THREATS, Threat
@@ -26,7 +27,6 @@ from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.plans import make_plan
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import create_model
-from flatrock.models.factory import is_own
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.optimizer import build_optimizer
@@ -107,7 +107,7 @@ def _names(draft: Draft) -> None:
     if data := draft.get("data", Data):
         draft.source = draft.build("data", lambda: info(data.name))
         if draft.source is not None:
-            unknown_ones = draft.option_faults("data", data, data_options(data.name))
+            unknown_ones = draft.option_faults("data", data, data_options(data.name, data.options))
             draft.shape = draft.source.input_shape if unknown_ones else draft.build("data", partial(data_shape, data))
 
 
@@ -222,10 +222,10 @@ def _network(draft: Draft) -> None:
 def _own_images(draft: Draft, shape: tuple[int, ...]) -> None:
     """Only their files know how large they are, but they must be what the model takes."""
     data, network = draft.get("data", Data), draft.get("model", Network)
-    channels = data.options.get("channels", 3)
-    if channels not in (1, 3):
+    channels, images = data.options.get("channels", 3), "channels" in data_options(data.name)
+    if images and channels not in (1, 3):
         return  # noted already
-    if len(shape) != 3 or channels != shape[0]:
+    if images and (len(shape) != 3 or channels != shape[0]):
         draft.note(
             f"data.channels: got {channels!r}, but {network.name!r} takes inputs {shape} (channels, height, width)"
         )
@@ -255,7 +255,8 @@ def _sizes(draft: Draft) -> None:
         )
     if data.extra is not None and train is not None:
         draft.build("data.extra", partial(extra_share, train.batch_size, data.extra.fraction))
-    total = None if draft.source is None else data.options.get("points", draft.source.train_size)
+    known = draft.source and draft.source.train_size
+    total = known and data.options.get("points", known)
     if not isinstance(total, int) or isinstance(total, bool):
         return
     if data.held_out > total // 2:
@@ -268,13 +269,12 @@ def _sizes(draft: Draft) -> None:
 
 def _pictures(draft: Draft) -> None:
     """Augmentation suits the inputs, and eps the box."""
-    data, threat = draft.get("data", Data), draft.get("threat", ThreatKeys)
-    shape = draft.shape
+    data, threat, shape = draft.get("data", Data), draft.get("threat", ThreatKeys), draft.shape
     if data is None or shape is None:
         return
     augment, side = data.augment, min(shape[1:]) if len(shape) == 3 else 0
     used = augment.model_dump(exclude={"crop_fill", "mixup"})
-    if len(shape) < 3 and any(used.values()):
+    if len(shape) != 3 and any(used.values()):
         draft.note(f"data.augment: {data.name!r} holds points, not images; only mixup applies")
     elif augment.crop >= side and augment.crop_fill == "reflect":
         draft.note(f"data.augment.crop: reflect padding of {augment.crop} needs images larger than {side} pixels")

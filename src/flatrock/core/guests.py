@@ -1,0 +1,140 @@
+"""Functions of the user's, named `module:function`: where they are looked for, and how their file is run."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.rng import Seed, kept_global_rng
+
+
+def is_own(name: str) -> bool:
+    """Whether the name of a model or of data leads to a function of the user's."""
+    return ":" in name
+
+
+@contextmanager
+def guests(seed: Seed) -> Iterator[None]:
+    """Where the user's code runs: it can import from the current folder, and draws the same numbers every time."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        with kept_global_rng(torch.get_default_device(), seed=seed):
+            yield
+    finally:
+        sys.path.remove(here)
+
+
+class _AsItIs(SourceFileLoader):
+    """Runs a file as it is now: compiled code that Python keeps beside it may be of a version from the same second."""
+
+    def __init__(self, name: str, file: Path) -> None:
+        super().__init__(name, str(file))
+        self.content = file.read_bytes()
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The content, compiled."""
+        return self.source_to_code(self.content, self.path)
+
+    def made(self, module: ModuleType) -> bool:
+        """Whether a module is what this file, with this content, gave before."""
+        old = getattr(module.__spec__, "loader", None)
+        return isinstance(old, _AsItIs) and (old.path, old.content) == (self.path, self.content)
+
+
+def local(name: str) -> Path | None:
+    """The file of the current folder itself that a module's name leads to, if there is one."""
+    folder = Path.cwd()
+    file = folder / f"{name}.py"
+    package = (folder / name / "__init__.py").is_file()  # which Python prefers
+    return file if name.isidentifier() and name != "__main__" and file.is_file() and not package else None
+
+
+def _loaded(name: str, file: Path) -> ModuleType:
+    """The module of this file as the file is now; it runs again only if it changed since it ran here.
+
+    What was made before keeps the code it was made with: what changed becomes a new module in the place of the old.
+    """
+    loader, old = _AsItIs(name, file), sys.modules.get(name)
+    if old is not None and (loader.made(old) or getattr(old.__spec__, "_initializing", False)):
+        return old
+    spec = spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    before = None if old is None else old.__spec__
+    if old is not None and not isinstance(getattr(before, "loader", None), _AsItIs):
+        _check_same(old, file)
+        # Imported by the user, nobody knows when: run again in place, as importlib.reload does, which goes on working.
+        module, old.__spec__ = old, spec
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        if old is not None:
+            sys.modules[name], old.__spec__ = old, before
+        raise
+    return module
+
+
+def _check_same(module: ModuleType, file: Path) -> None:
+    """A module somebody else imported is of this file."""
+    other = getattr(module, "__file__", None)
+    if other is None or Path(other).resolve() != file.resolve():
+        raise ConfigError(
+            f"{module.__name__!r} is already imported from {other or 'Python itself'}, not from {file}: Python keeps "
+            "one module of a name; call the file something else, or start Python anew in its folder"
+        )
+
+
+def imported(name: str, *, cure: str) -> object:
+    """The module of this name, as its file is now; ConfigError says what is wrong with it, and `cure` what to write."""
+    with guests(Seed(0).child("model")):
+        try:
+            file = local(name)
+            return importlib.import_module(name) if file is None else _loaded(name, file)
+        except ConfigError:
+            raise
+        except ModuleNotFoundError as error:
+            if error.name and f"{name}.".startswith(f"{error.name}."):
+                where = f"in {Path.cwd()} nor among the installed packages"
+                raise ConfigError(
+                    f"there is no module {error.name!r} {where}; go to the folder that holds it"
+                ) from error
+            raise ConfigError(f"module {name!r} needs {error.name!r}, which is not installed") from error
+        except SystemExit as error:
+            raise ConfigError(
+                f"module {name!r} is a program that runs and ends when it is imported; {cure} in a file of its own"
+            ) from error
+        except Exception as error:  # it is the user's code: anything can happen
+            raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def check_place(name: str, *, what: str) -> None:
+    """The module is a file of the current folder; looked up, not imported."""
+    if local(name) is None:
+        raise ConfigError(
+            f"{name!r} is not a module of the current folder, {Path.cwd() / f'{name}.py'}; a recipe may name no other: "
+            f"go to the folder that holds yours, and for {what} of a package write a function there"
+        )
+
+
+def required(found: Callable[..., Any]) -> list[str]:
+    """Names of the arguments without default."""
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in optional]
