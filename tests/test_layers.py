@@ -174,8 +174,8 @@ BANNED_CALLS = {
     "os.popen",
 }
 BANNED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-# Between the processes of one evaluation, which begin and end together; nothing from a file.
-MAY_PICKLE = {"evaluation/crew.py"}
+# Between processes that work together, and begin and end together; nothing from a file.
+MAY_PICKLE = {"core/workers.py"}
 
 
 def call_faults(tree: ast.AST) -> Iterator[str]:
