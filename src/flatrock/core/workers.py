@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,13 +120,13 @@ def _serve(line: Connection, begin: Begin, device: str, threads: int) -> None:
     torch.set_num_threads(threads)
     sent = _sent(line)
     try:
-        orders = next(sent, None)
-        if orders is None:
+        words = next(sent, None)
+        if words is None:
             return
-        with begin(orders, torch.device(device)) as (first, work):
+        with begin(_orders(words), torch.device(device)) as (first, work):
             _tell(line, first, done=True)
             for task in sent:
-                _tell(line, work(task, partial(_tell, line)), done=True)
+                _tell(line, work(pickle.loads(task), partial(_tell, line)), done=True)
     except Exception as error:
         # Errors of others may not be known, or not be picklable, where it is raised.
         ours = error if isinstance(error, FlatrockError) else ModelError(f"on {device}: {in_words(error)}")
@@ -132,13 +134,23 @@ def _serve(line: Connection, begin: Begin, device: str, threads: int) -> None:
             _tell(line, ours, done=True)
 
 
-def _sent(line: Connection) -> Iterator[Any]:
+def _sent(line: Connection) -> Iterator[bytes]:
     while True:
         try:
             words = line.recv_bytes()
         except EOFError:
             return
-        yield pickle.loads(words)
+        yield words
+
+
+def _orders(words: bytes) -> Any:
+    """A network may be of a module in the current folder, which is no place of Python's for the command `flatrock`."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        return pickle.loads(words)
+    finally:
+        sys.path.remove(here)
 
 
 def _tell(line: Connection, content: Any, *, done: bool = False) -> None:
