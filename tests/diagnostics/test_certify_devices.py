@@ -16,6 +16,7 @@ from torch import nn
 
 from flatrock.core.errors import ConfigError, ModelError, StateError
 from flatrock.core.progress import Silent
+from flatrock.core.workers import Worker
 from flatrock.diagnostics import certify as module
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.certify import certify
@@ -84,6 +85,20 @@ def test_the_same_as_on_one_device(ask: Ask, alone: Certificate, digits_model: n
     assert all(torch.equal(value, before[name]) for name, value in digits_model.state_dict().items())
     assert all(p.requires_grad for p in digits_model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_sample_travels_alone(ask: Ask, alone: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are views of 400 samples; each that is sent has 64 numbers."""
+    send, sizes = Worker.send, list[int]()
+
+    def weighed(worker: Worker, words: bytes) -> None:
+        sizes.append(len(words))
+        send(worker, words)
+
+    monkeypatch.setattr(Worker, "send", weighed)
+    same(alone, ask(device=TWO))
+    assert len(sizes) == 2 + 6
+    assert max(sizes[2:]) < 64 * 4 + 1000
 
 
 def test_a_named_device_is_where_the_model_goes_and_comes_back_from(ask: Ask, alone: Certificate) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,7 @@ class Workers:
     each: Sequence[Worker]
     first: Sequence[Any] = ()
 
-    def answers(self, tasks: Sequence[Any], heard: Callable[[Any], None] = lambda _: None) -> Iterator[tuple[int, Any]]:
+    def answers(self, tasks: Iterable[Any], heard: Callable[[Any], None] = lambda _: None) -> Iterator[tuple[int, Any]]:
         """Whoever is free takes the next task: the place of a task and its answer, as they come."""
         waiting = iter(enumerate(tasks))
         busy: dict[Connection, tuple[int, Worker]] = {}

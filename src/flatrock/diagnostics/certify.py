@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,27 +106,31 @@ def _vote(
         listener.advance(count, f"sample {done + 1} of {len(x)}")
 
     samples, sharing = [(x[name], name) for name in missing], devices[: len(missing)]
-    for place, row in _together(poll, samples, told, sharing) if len(sharing) > 1 else _alone(poll, samples, told):
-        ledger.put(str(missing[place]), row)
-        done += 1
+    made = _together(poll, samples, sharing, told) if len(sharing) > 1 else _alone(poll, samples, devices[0], told)
+    with closing(made):
+        for place, row in made:
+            ledger.put(str(missing[place]), row)
+            done += 1
     listener.end()
 
 
-def _alone(poll: _Poll, samples: Sequence[tuple[Tensor, int]], told: Told) -> Iterator[tuple[int, Row]]:
+Sample = tuple[Tensor, int]
+Rows = Generator[tuple[int, Row], None, None]
+
+
+def _alone(poll: _Poll, samples: Sequence[Sample], device: torch.device, told: Told) -> Rows:
     """Samples by their place, one after the other."""
-    here = home(poll.voter.model)
     for place, (x, name) in enumerate(samples):
-        yield place, poll.row(x.to(here), name, told)
+        yield place, poll.row(x.to(device), name, told)
 
 
-def _together(
-    poll: _Poll, samples: Sequence[tuple[Tensor, int]], told: Told, devices: Sequence[torch.device]
-) -> Iterator[tuple[int, Row]]:
+def _together(poll: _Poll, samples: Sequence[Sample], devices: Sequence[torch.device], told: Told) -> Rows:
     """The same from a process on each device, as they come."""
     with placed(poll.voter.model, torch.device("cpu")):
         orders = pickled(poll)
+    tasks = ((x.cpu().clone(), name) for x, name in samples)  # a view would travel with all of the data set
     with workers(_voting, orders, devices) as at_work:
-        for place, (row, size) in at_work.answers([(x.cpu(), name) for x, name in samples], told):
+        for place, (row, size) in at_work.answers(tasks, told):
             poll.voter.batch_size = min(poll.voter.batch_size, size)
             yield place, row
 
@@ -135,7 +139,7 @@ def _together(
 def _voting(poll: _Poll, device: torch.device) -> Iterator[tuple[None, Work]]:
     """In such a process: how a sample is voted on."""
 
-    def vote(sample: tuple[Tensor, int], tell: Told) -> tuple[Row, int]:
+    def vote(sample: Sample, tell: Told) -> tuple[Row, int]:
         x, name = sample
         return poll.row(x.to(device), name, tell), poll.voter.batch_size
 
