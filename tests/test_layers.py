@@ -174,9 +174,9 @@ BANNED_CALLS = {
     "os.popen",
 }
 BANNED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-# Between the processes of one evaluation, which begin and end together; and a reader that looks up no names but its own
+# Between processes that work together, and begin and end together; and a reader that looks up no names but its own
 # stand-ins' (tests/data/test_data_pickled.py).
-MAY_PICKLE = {"evaluation/crew.py", "data/pickled.py"}
+MAY_PICKLE = {"core/workers.py", "data/pickled.py"}
 
 
 def call_faults(tree: ast.AST) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def test_factory_in_the_current_folder(here: Path) -> None:
     assert result.provenance["model"] == "foreign_module:net"
     name = "result-foreign_module_net-digits-linf0.03137-fgsm+pgd-2-n30-seed0.json"
     assert [p.name for p in here.glob("result*.json")] == [name]
+
+
+def test_several_devices_share_a_network_of_the_current_folder(here: Path) -> None:
+    """Their processes find its module, too, though the folder is no place of Python's for the command `flatrock`."""
+    words = ("eval", "--model", "foreign_module:Shifted", *ON_DIGITS, "--batch-size", "8", "--device")
+    assert str(here) not in sys.path
+    one, two = (result_of(flatrock(*words, device, "--out", f"{device}.json")) for device in ("cpu", "cpu,cpu"))
+    assert all(torch.equal(one.flags[name], two.flags[name]) for name in one.flags)
+    assert two.provenance["devices"] == ["cpu", "cpu"]
 
 
 def test_factory_with_weights_normalisation_and_a_place_to_write(here: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from merging import Merging
 from torch import Tensor, nn
 
-from flatrock.core.borrow import borrowed, frozen, kept_buffers, mode, nudged
+from flatrock.core.borrow import borrowed, frozen, home, kept_buffers, mode, nudged, placed
 from flatrock.core.rng import Seed
 
 
@@ -261,3 +261,26 @@ def test_nudged_gives_back_after_an_error_whatever_was_to_be_kept(monkeypatch: p
     step(None)
     for name, p in model.named_parameters():
         assert torch.allclose(p, 2 * before[name] + 0.1, atol=1e-6), name
+
+
+class Travelling(nn.Linear):
+    """Remembers where it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.sent: list[str] = []
+
+    def to(self, *args: object, **kwargs: object) -> Travelling:
+        self.sent.append(str(args[0]))
+        return self
+
+
+@pytest.mark.parametrize("how", ["end", "error"])
+def test_a_model_placed_elsewhere_is_brought_home(how: str) -> None:
+    model = Travelling()
+    assert home(model) == home(nn.Flatten()) == torch.device("cpu")
+    with leaving(how), placed(model, torch.device("cuda:3")):
+        assert model.sent == ["cuda:3"]
+        if how == "error":
+            raise Boom
+    assert model.sent == ["cuda:3", "cpu"]

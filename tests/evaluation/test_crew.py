@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing import Pipe, active_children
-from multiprocessing.connection import Connection
+from multiprocessing import active_children
 from pathlib import Path
-from threading import Thread
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from crew_cases import Dying, Failing, Linear
+from crew_cases import Dying, Failing, Linear, served
 from torch import Tensor, nn
 
 from flatrock.attacks.gradient import GradientAttack
@@ -23,7 +19,7 @@ from flatrock.core.progress import Silent
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Linf
-from flatrock.evaluation.crew import Crew, Worker, crew
+from flatrock.evaluation.crew import Crew, crew
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.fast_model import Counted
@@ -137,7 +133,7 @@ def test_a_process_that_ends_is_told() -> None:
 def test_a_network_that_cannot_travel() -> None:
     model = Linear()
     model.forward = lambda x: 2 * model.layer(x)  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match=r"cannot be sent to other processes.*evaluate on one device"):
+    with pytest.raises(ModelError, match=r"cannot be sent to other processes.*name one device"):
         simple(model)
 
 
@@ -153,7 +149,7 @@ def test_workers_craft_alike() -> None:
     told = "on cpu attacks would craft in float32, on cpu in float16; name devices of one kind"
     with (
         pytest.raises(ConfigError, match=told),
-        crew(exam, [CPU, CPU], [], 3, precision="auto", crafted="float16"),
+        crew(exam, [CPU, CPU], ["pgd-2"], 3, precision="auto", crafted="float16"),
     ):
         raise AssertionError("the crew began")
 
@@ -163,37 +159,18 @@ def chunk(rows: Tensor) -> Chunk:
     return Chunk("x", rows, right, torch.zeros(len(rows)), torch.empty(0, 2), {})
 
 
-def served(line: Connection, seconds: float, seen: list[list[int]]) -> None:
-    """The other end of a line: answers slowly or fast, a batch of three in two parts."""
-    while True:
-        try:
-            _, rows = pickle.loads(line.recv_bytes())
-        except EOFError:
-            return
-        seen.append(rows.tolist())
-        time.sleep(seconds)
-        parts = [rows[:1], rows[1:]] if len(rows) == 3 else [rows]
-        line.send_bytes(pickle.dumps([chunk(part) for part in parts]))
+def attacked(task: Any) -> list[Chunk]:
+    """A batch of three in two parts, as where memory is short."""
+    _, rows = task
+    return [chunk(part) for part in ([rows[:1], rows[1:]] if len(rows) == 3 else [rows])]
 
 
 @pytest.mark.parametrize("slow", [(0.05, 0.0, 0.0), (0.0, 0.05, 0.02), (0.0, 0.0, 0.05)])
 def test_batches_come_in_order_whoever_is_slow(slow: tuple[float, ...]) -> None:
-    seen: list[list[list[int]]] = [[] for _ in slow]
-    lines = [Pipe() for _ in slow]
-    threads = [Thread(target=served, args=(lines[i][1], s, seen[i])) for i, s in enumerate(slow)]
-    for thread in threads:
-        thread.start()
-    try:
-        workers = [Worker(CPU, cast(Any, None), here) for here, _ in lines]
-        rows = torch.arange(100, 120)
-        step = Step("x", GradientAttack())
-        made = list(Crew(workers, 3).attempts(step, rows))
-    finally:
-        for here, _ in lines:
-            here.close()
-        for thread in threads:
-            thread.join()
+    rows = torch.arange(100, 120)
+    with served(slow, attacked) as (workers, seen):
+        made = list(Crew(workers, 3).attempts(Step("x", GradientAttack()), rows))
     assert torch.equal(torch.cat([c.rows for c in made]), rows)
     assert [len(c.rows) for c in made] == [1, 2] * 6 + [2]
-    assert sorted(row for batches in seen for batch in batches for row in batch) == rows.tolist()  # everything once
+    assert sorted(row for tasks in seen for _, part in tasks for row in part.tolist()) == rows.tolist()  # each once
     assert all(seen)  # everybody worked

@@ -1,12 +1,23 @@
-"""Networks that fail in a process beside this one only: importable there, too."""
+"""Work beside this process: networks that fail there only, what workers do, and workers that are threads."""
 
 from __future__ import annotations
 
 import os
-from multiprocessing import parent_process
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import Pipe, parent_process
+from multiprocessing.connection import Connection
+from threading import Thread
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+from flatrock.core.workers import Work, Worker, Workers
+
+CPU = torch.device("cpu")
 
 
 class Linear(nn.Module):
@@ -40,3 +51,48 @@ class Dying(Linear):
         if parent_process() is not None:
             os._exit(3)
         return super().forward(x)
+
+
+@contextmanager
+def counting(orders: int, device: torch.device) -> Iterator[tuple[str, Work]]:
+    """Tells the squares of numbers below a task and answers their sum, `orders` times; a task may be a failure."""
+
+    def work(task: Any, tell: Callable[[Any], None]) -> Any:
+        if task == "exit":
+            os._exit(3)
+        if isinstance(task, Exception):
+            raise task
+        for i in range(task):
+            tell(i * i)
+        return orders * sum(i * i for i in range(task)), torch.get_num_threads()
+
+    yield f"here on {device}", work
+
+
+def _other_end(line: Connection, seconds: float, does: Callable[[Any], Any], seen: list[Any]) -> None:
+    while True:
+        try:
+            task = pickle.loads(line.recv_bytes())
+        except EOFError:
+            return
+        seen.append(task)
+        time.sleep(seconds)
+        line.send_bytes(pickle.dumps((True, does(task))))
+
+
+@contextmanager
+def served(slow: Sequence[float], does: Callable[[Any], Any]) -> Iterator[tuple[Workers, list[list[Any]]]]:
+    """Workers that take so many seconds for a task, and the tasks that each of them saw."""
+    seen: list[list[Any]] = [[] for _ in slow]
+    lines = [Pipe() for _ in slow]
+    ends = [(there, seconds, does, tasks) for (_, there), seconds, tasks in zip(lines, slow, seen, strict=True)]
+    threads = [Thread(target=_other_end, args=end) for end in ends]
+    for thread in threads:
+        thread.start()
+    try:
+        yield Workers([Worker(CPU, cast(Any, None), here) for here, _ in lines]), seen
+    finally:
+        for here, _ in lines:
+            here.close()
+        for thread in threads:
+            thread.join()

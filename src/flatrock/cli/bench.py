@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
-from flatrock.cli.shared import check_json
+from flatrock.cli.shared import check_json, one_device
 from flatrock.core.costs import SCHEMA, Bench
-from flatrock.core.device import pick_device
 from flatrock.core.files import write_atomic
 from flatrock.recipes.bench import bench
 from flatrock.recipes.load import load_recipe
@@ -35,7 +34,7 @@ def run(
         chosen = [load_recipe(name, override or []) for name in recipes]
         with TerminalProgress() as progress:
             found = bench(
-                chosen, rounds=rounds, steps=steps, data_folder=data_dir, device=pick_device(device), progress=progress
+                chosen, rounds=rounds, steps=steps, data_folder=data_dir, device=one_device(device), progress=progress
             )
         say("\n".join(_table(found)))
         if out is not None:

@@ -10,7 +10,7 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
 from flatrock.cli.shared import check_out, numeric
-from flatrock.core.device import pick_device
+from flatrock.core.device import named_devices
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.recipes.certify import certify_run
@@ -34,7 +34,7 @@ Limit = Annotated[int | None, typer.Option(min=1, help="only so many test sample
 BatchSize = Annotated[int | None, typer.Option(min=1, help="noisy copies at a time; halved where memory is short")]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted certification")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda; all, or such as cuda:0,cuda:1, to share the samples")]
 Seed = Annotated[int, typer.Option(help="seed of the noise")]
 
 
@@ -84,7 +84,7 @@ def run(
                 out=out,
                 resume=resume,
                 data_folder=data_dir,
-                device=pick_device(device),
+                device=named_devices(device),
                 seed=seed,
                 progress=progress,
             )

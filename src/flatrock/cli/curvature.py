@@ -10,8 +10,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
-from flatrock.cli.shared import beside, check_out, named, numeric, words
-from flatrock.core.device import pick_device
+from flatrock.cli.shared import beside, check_out, named, numeric, one_device, words
 from flatrock.core.errors import StateError
 from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
@@ -115,7 +114,7 @@ def run(
         prefix = named(out) or beside([Path()] if any_given(own) else sources or [], "curvature")
         check_out(*_files(prefix))
         how: dict[str, Any] = {"beta": None if beta is None else numeric("beta", beta), "folder": prefix.parent}
-        how |= {"data_folder": data_dir, "device": pick_device(device), "resume": resume}
+        how |= {"data_folder": data_dir, "device": one_device(device), "resume": resume}
         found = _found(sources or [], words(which))
         found += [ForeignModel(**own, which=which)] if any_given(own) else []
         records = _gathered(found, sampling, settings, how)

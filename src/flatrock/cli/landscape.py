@@ -10,8 +10,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
-from flatrock.cli.shared import beside, check_out, named, numeric, words
-from flatrock.core.device import pick_device
+from flatrock.cli.shared import beside, check_out, named, numeric, one_device, words
 from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Progress
 from flatrock.diagnostics.grid import Axis
@@ -103,7 +102,7 @@ def run(
         plan = Plan(**asked, span=far, ids=None if ids is None else _numbers(ids))
         prefix = named(out) or beside([Path()] if any_given(own) else sources or [], f"landscape-{plan.kind}")
         check_out(*_files(prefix))
-        where = pick_device(device)
+        where = one_device(device)
         foreign = ForeignModel(**own, which=which) if any_given(own) else None
         found = look(sources or [], plan, words(which), foreign=foreign, data_folder=data_dir)
         at = _radius(plan, found, None if radius is None else numeric("radius", radius))

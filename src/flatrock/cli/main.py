@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -27,7 +28,8 @@ from flatrock.cli import (
     results,
     train,
 )
-from flatrock.cli.console import say
+from flatrock.cli.console import friendly, say
+from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import VERSION
 
 app = typer.Typer(
@@ -52,6 +54,20 @@ def _options(
     ] = False,
 ) -> None:
     """What comes before a command."""
+    with friendly():
+        _check_launcher()
+
+
+def _check_launcher() -> None:
+    """ConfigError if torchrun, or a launcher like it, began several of us: each would do all of the work."""
+    told, size = os.environ, os.environ.get("WORLD_SIZE", "")
+    launched = "TORCHELASTIC_RUN_ID" in told or ("RANK" in told and "LOCAL_RANK" in told)
+    if launched and size.isdecimal() and int(size) > 1:
+        raise ConfigError(
+            f"torchrun began this as process {told.get('RANK', '?')} of {size} (RANK, WORLD_SIZE), each of which would "
+            "do all of the work; begin flatrock once, without torchrun: with --device all it begins a process on every "
+            "GPU itself (unset WORLD_SIZE if this is meant to be the only one)"
+        )
 
 
 app.command("ls")(ls.run)

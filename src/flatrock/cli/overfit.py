@@ -20,8 +20,7 @@ from flatrock.cli.landscape import (
     Precision,
     Seed,
 )
-from flatrock.cli.shared import beside, check_out, named, numeric, words
-from flatrock.core.device import pick_device
+from flatrock.cli.shared import beside, check_out, named, numeric, one_device, words
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.provenance import birth_certificate
 from flatrock.diagnostics.overfit import Study
@@ -59,7 +58,7 @@ def run(
     with friendly("the same command goes on from the last finished point"):
         prefix, names = named(out) or beside(runs, "overfit"), words(which)
         check_out(*_files(prefix))
-        where = pick_device(device)
+        where = one_device(device)
         plan = sharpness_plan(
             numeric("radius", radius),
             directions=directions,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
-from flatrock.cli.shared import check_out
+from flatrock.cli.shared import check_out, one_device
 from flatrock.recipes.pseudo_label import pseudo_label
 
 
@@ -31,7 +31,7 @@ def run(
                 out,
                 which=which,
                 batch_size=batch_size,
-                device=device,
+                device=one_device(device),
                 overwrite=overwrite,
                 progress=progress,
             )

@@ -8,7 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TypeVar
 
+import torch
+
 from flatrock.cli.console import say
+from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import check_schema
 from flatrock.core.numbers import number
@@ -26,6 +29,16 @@ def recognised(files: Sequence[Path], read: Callable[[Path], T | None], command:
         if content is None:
             say(f"left out {file}: not a file of `{command}`")
     return [(file, content) for file, content in found if content is not None]
+
+
+def one_device(text: str) -> torch.device:
+    """The device of a command that does not share its work."""
+    if text.strip() == "all" or "," in text:
+        raise ConfigError(
+            f"device {text!r} names several, and this command works on one; name it, such as cuda:0 "
+            "(train, eval, certify and reproduce take several)"
+        )
+    return pick_device(text)
 
 
 def words(text: str) -> list[str]:

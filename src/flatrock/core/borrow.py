@@ -163,3 +163,20 @@ def borrowed(model: nn.Module, device: torch.device | str) -> Iterator[None]:
         stack.enter_context(kept_buffers(model))
         stack.enter_context(frozen(model))
         yield
+
+
+def home(model: nn.Module) -> torch.device:
+    """The device the model lives on (the CPU for a model without tensors)."""
+    tensor = next(iter(model.parameters()), next(iter(model.buffers()), None))
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+@contextmanager
+def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Lend the model to another device and bring it home."""
+    where = home(model)
+    try:
+        model.to(device)
+        yield
+    finally:
+        model.to(where)

@@ -54,6 +54,31 @@ def pick_device(device: torch.device | str) -> torch.device:
     return chosen
 
 
+def pick_devices(devices: Devices) -> list[torch.device]:
+    """Each of them; all must exist."""
+    return [pick_device(one) for one in each_device(devices)]
+
+
+def kind_fault(devices: Sequence[torch.device]) -> str:
+    """What is wrong with devices that are to share work and are of different kinds; nothing if they are of one."""
+    if len({device.type for device in devices}) == 1:
+        return ""
+    return f"devices: got {', '.join(map(str, devices))}; name devices of one kind"
+
+
+def alike_devices(devices: Devices) -> list[torch.device]:
+    """As pick_devices; they must be of one kind."""
+    found = pick_devices(devices)
+    if fault := kind_fault(found):
+        raise ConfigError(fault)
+    return found
+
+
+def shared_by(devices: Sequence[torch.device]) -> dict[str, list[str]]:
+    """For the provenance: who shared the work, if somebody did; its seconds are then those of all together."""
+    return {"devices": [str(device) for device in devices]} if len(devices) > 1 else {}
+
+
 def free_memory(device: torch.device, *, compiled: bool = False) -> int:
     """Give back what nobody uses, forget old peaks; the bytes that are still taken. What is compiled may stay."""
     if not compiled:

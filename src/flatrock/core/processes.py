@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from multiprocessing import get_context, parent_process
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -14,14 +16,29 @@ from typing import Any
 def begun(target: Callable[..., None], *words: Any) -> tuple[BaseProcess, Connection]:
     """A process that calls target(line, *words), and our end of the line.
 
-    It is not forked: a process that has used a GPU cannot be.
+    It is not forked: a process that has used a GPU cannot be. Ctrl-C is for us alone, from its first moment on.
     """
     context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=target, args=(there, *words), daemon=True)
-    process.start()
+    with _without_interrupts():  # what it inherits stays with it
+        process.start()
     there.close()
     return process, here
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """A Ctrl-C that comes inside is heard afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):  # pragma: no cover (Windows)
+        yield
+        return
+    resource_tracker.ensure_running()  # the first process would begin it, and that would let Ctrl-C through again
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def end_with_parent() -> None:
@@ -41,4 +58,4 @@ def how_it_ended(process: BaseProcess, device: object) -> str:
     process.join()
     code = process.exitcode
     guess = {-9: ", for want of memory?", 1: "; is the call behind `if __name__ == '__main__':`?"}.get(code or 0, "")
-    return f"the process on {device} has ended (exit code {code}){guess}"
+    return f"the process on {device} has ended (exit code {code}{guess})"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import answered, check_ids, check_inputs, check_model
-from flatrock.core.borrow import borrowed, full_precision
+from flatrock.core.borrow import borrowed, exclusive, full_precision, home, placed
+from flatrock.core.device import Devices, alike_devices, shared_by
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import Seed
 from flatrock.core.threat import L2
+from flatrock.core.workers import Work, pickled, workers
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.smoothing import Smoothing, Voter
@@ -31,6 +34,7 @@ def certify(
     smoothing: Smoothing,
     *,
     ids: Tensor | None = None,
+    device: Devices | None = None,
     batch_size: int | None = None,
     seed: int = 0,
     ledger: Ledger | None = None,
@@ -40,19 +44,22 @@ def certify(
 ) -> Certificate:
     """Certify any module that maps [0, 1] inputs to logits, smoothed with noise on those inputs.
 
-    Eval mode, float32 without TF32, on the device the model is on; the model is given back untouched. Random numbers
-    belong to the samples' ids (their positions, unless given): neither batch size nor interruption changes them. What
+    Eval mode, float32 without TF32, on the device the model is on unless told; the model is given back untouched. Of
+    several devices each certifies some of the samples, in a process of its own. Random numbers belong to the samples'
+    ids (their positions, unless given): neither batch size nor interruption nor who certifies them changes them. What
     the `ledger` holds is not computed again.
     """
     x = _checked(model, x, y)
     ids = torch.arange(len(x)) if ids is None else check_ids(ids, len(x))
-    where = _home(model)
-    voter = Voter(model, smoothing.sigma, _size(batch_size, where))
+    devices = [home(model)] if device is None else alike_devices(device)
+    voter = Voter(model, smoothing.sigma, _size(batch_size, devices[0]))
+    poll = _Poll(voter, smoothing, Seed(seed).child("certify"))
     kept = Ledger(None, {}, resume=False) if ledger is None else ledger  # an empty one is false
-    with borrowed(model, where), full_precision(where):
+    with _lent(model, devices[0], move=device is not None):
         with torch.no_grad():
-            answered(model, x[:2].to(where), y[:2])
-        found = _vote(voter, x.to(where), ids, smoothing, seed, kept, progress)
+            answered(model, x[:2].to(devices[0]), y[:2])
+        _vote(poll, dict(zip(ids.tolist(), x, strict=True)), kept, progress, devices)
+    found = [kept[str(name)] for name in ids.tolist()]
     return Certificate(
         smoothing=smoothing,
         labels=y.cpu(),
@@ -62,37 +69,90 @@ def certify(
         shape=tuple(x.shape[1:]),
         seconds=torch.tensor([row["seconds"] for row in found], dtype=torch.float64),
         marks=marks,
-        provenance={**(provenance or {}), "batch_size": voter.batch_size},
+        provenance={**(provenance or {}), "batch_size": voter.batch_size, **shared_by(devices)},
     )
 
 
+Told = Callable[[int], None]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Poll:
+    """Who votes, and what is asked about a sample."""
+
+    voter: Voter
+    smoothing: Smoothing
+    seed: Seed
+
+    def row(self, x: Tensor, name: int, told: Told) -> Row:
+        """The class that n0 votes chose for the sample of this id, and n fresh votes by class; told of draws done."""
+        begun = time.perf_counter()
+        chosen = int(self.voter.votes(x, self.smoothing.n0, self.seed.child("choose", name), told).argmax())
+        counts = self.voter.votes(x, self.smoothing.n, self.seed.child("count", name), told)
+        return {"top": chosen, "counts": counts.tolist(), "seconds": round(time.perf_counter() - begun, 6)}
+
+
 def _vote(
-    voter: Voter,
-    x: Tensor,
-    ids: Tensor,
-    smoothing: Smoothing,
-    seed: int,
-    ledger: Ledger,
-    progress: Progress | None,
-) -> list[dict[str, Any]]:
-    """For every sample the class that n0 votes chose and n fresh votes by class."""
-    listener, node = progress or Silent(), Seed(seed).child("certify")
-    draws = smoothing.n0 + smoothing.n
-    known = sum(ledger.get(str(i)) is not None for i in ids.tolist())
-    listener.begin("certifying", draws * len(x), draws * known)
-    found = []
-    for i, name in enumerate(ids.tolist()):
-        row = ledger.get(str(name))
-        if row is None:
-            told = partial(listener.advance, note=f"sample {i + 1} of {len(x)}")
-            begun = time.perf_counter()
-            chosen = int(voter.votes(x[i], smoothing.n0, node.child("choose", name), told).argmax())
-            counts = voter.votes(x[i], smoothing.n, node.child("count", name), told)
-            row = {"top": chosen, "counts": counts.tolist(), "seconds": round(time.perf_counter() - begun, 6)}
-            ledger.put(str(name), row)
-        found.append(row)
+    poll: _Poll, x: Mapping[int, Tensor], ledger: Ledger, progress: Progress | None, devices: Sequence[torch.device]
+) -> None:
+    """Fill the ledger with the votes on every sample, by its id."""
+    listener, draws = progress or Silent(), poll.smoothing.n0 + poll.smoothing.n
+    missing = [name for name in x if ledger.get(str(name)) is None]
+    done = len(x) - len(missing)
+    listener.begin("certifying", draws * len(x), draws * done)
+
+    def told(count: int) -> None:
+        listener.advance(count, f"sample {done + 1} of {len(x)}")
+
+    samples, sharing = [(x[name], name) for name in missing], devices[: len(missing)]
+    made = _together(poll, samples, sharing, told) if len(sharing) > 1 else _alone(poll, samples, devices[0], told)
+    with closing(made):
+        for place, row in made:
+            ledger.put(str(missing[place]), row)
+            done += 1
     listener.end()
-    return found
+
+
+Sample = tuple[Tensor, int]
+Rows = Generator[tuple[int, Row], None, None]
+
+
+def _alone(poll: _Poll, samples: Sequence[Sample], device: torch.device, told: Told) -> Rows:
+    """Samples by their place, one after the other."""
+    for place, (x, name) in enumerate(samples):
+        yield place, poll.row(x.to(device), name, told)
+
+
+def _together(poll: _Poll, samples: Sequence[Sample], devices: Sequence[torch.device], told: Told) -> Rows:
+    """The same from a process on each device, as they come."""
+    with placed(poll.voter.model, torch.device("cpu")):
+        orders = pickled(poll)
+    tasks = ((x.cpu().clone(), name) for x, name in samples)  # a view would travel with all of the data set
+    with workers(_voting, orders, devices) as at_work:
+        for place, (row, size) in at_work.answers(tasks, told):
+            poll.voter.batch_size = min(poll.voter.batch_size, size)
+            yield place, row
+
+
+@contextmanager
+def _voting(poll: _Poll, device: torch.device) -> Iterator[tuple[None, Work]]:
+    """In such a process: how a sample is voted on."""
+
+    def vote(sample: Sample, tell: Told) -> tuple[Row, int]:
+        x, name = sample
+        return poll.row(x.to(device), name, tell), poll.voter.batch_size
+
+    with _lent(poll.voter.model, device, move=True):
+        yield None, vote
+
+
+@contextmanager
+def _lent(model: nn.Module, device: torch.device, *, move: bool) -> Iterator[None]:
+    """The model as voters need it, moved to this device or already there."""
+    moved = placed(model, device) if move else nullcontext()
+    with exclusive(model), moved, borrowed(model, device), full_precision(device):
+        yield
 
 
 def _size(batch_size: int | None, device: torch.device) -> int:
@@ -110,8 +170,3 @@ def _checked(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         raise ThreatError("there is nothing to certify: x has no samples")
     check_model(model, x)
     return x
-
-
-def _home(model: nn.Module) -> torch.device:
-    tensor = next(iter(model.parameters()), next(iter(model.buffers()), None))
-    return torch.device("cpu") if tensor is None else tensor.device

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import check_ids, check_inputs, check_model, class_indices
-from flatrock.core.device import Devices, each_device, pick_device
+from flatrock.core.borrow import home
+from flatrock.core.device import Devices, pick_devices, shared_by
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.files import json_text
 from flatrock.core.identity import ANSWERS, answers
@@ -25,7 +26,7 @@ from flatrock.core.threat import Threat
 from flatrock.evaluation.checks import all_marks, check_marks
 from flatrock.evaluation.crew import Crew, crew
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
-from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam, home
+from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk, Journal, answered, question, result_file
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
@@ -69,7 +70,7 @@ def evaluate(
     """
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
-    devices = [home(model)] if device is None else [pick_device(one) for one in each_device(device)]
+    devices = [home(model)] if device is None else pick_devices(device)
     with at_work(model, surrogate, devices[0]) as (other, at_first):
         size, key = int(batch_size or _usual_batch(devices)), Seed(seed).child("evaluate")
         exam = Exam(model, Counted(model), x, y, threat, devices[0], size, key, other, _ids(ids, len(x)))
@@ -94,7 +95,7 @@ def evaluate(
         attacks={s.label: described(s.attack, threat) for s in steps},
         findings=tuple(findings),
         marks=marks,
-        provenance=_certificate(exam, seed, crafted, told | _shared(devices)),
+        provenance=_certificate(exam, seed, crafted, told | shared_by(devices)),
         **found,
     )
 
@@ -106,11 +107,6 @@ def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any])
     if exam.surrogate is None:
         return about
     return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(exam.surrogate.inner)}}
-
-
-def _shared(devices: Sequence[torch.device]) -> dict[str, list[str]]:
-    """Who shared the work, if somebody did; its seconds are then those of all together."""
-    return {"devices": [str(device) for device in devices]} if len(devices) > 1 else {}
 
 
 def _checked(

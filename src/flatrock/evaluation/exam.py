@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -211,20 +210,3 @@ def _fitted(attack: Attack, batch_size: int) -> Attack:
         return dataclasses.replace(attack, by=_fitted(attack.by, batch_size))
     names: set[str] = {f.name for f in dataclasses.fields(attack)} if dataclasses.is_dataclass(attack) else set()
     return dataclasses.replace(attack, rows=2 * batch_size) if "rows" in names else attack  # type: ignore[type-var]
-
-
-def home(model: nn.Module) -> torch.device:
-    """The device the model lives on (the CPU for a model without tensors)."""
-    tensor = next(iter(model.parameters()), next(iter(model.buffers()), None))
-    return torch.device("cpu") if tensor is None else tensor.device
-
-
-@contextmanager
-def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Lend the model to another device and bring it home."""
-    where = home(model)
-    try:
-        model.to(device)
-        yield
-    finally:
-        model.to(where)

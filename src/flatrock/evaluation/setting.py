@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from flatrock.core.borrow import borrowed, exclusive
+from flatrock.core.borrow import borrowed, exclusive, placed
 from flatrock.core.records import Finding
 from flatrock.evaluation.checks import check_mode
-from flatrock.evaluation.exam import Exam, placed
+from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.fast_model import Counted, half_model
 from flatrock.evaluation.surrogate import lent
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import answered, check_model
-from flatrock.core.borrow import borrowed
+from flatrock.core.borrow import borrowed, placed
 from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.tensorfile import weights_digest
-from flatrock.evaluation.exam import Exam, placed
+from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.fast_model import Counted
 
 

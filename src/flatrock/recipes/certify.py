@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flatrock.attacks.gaussian import Gaussian
+from flatrock.core.device import Devices, alike_devices
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.identity import differences
@@ -45,7 +46,7 @@ def certify_run(
     out: Path | None = None,
     resume: bool = False,
     data_folder: Path | None = None,
-    device: torch.device | str = "cpu",
+    device: Devices = "cpu",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Certificate, Path]:
@@ -53,17 +54,19 @@ def certify_run(
 
     That is `out`, or one beside the checkpoint, or in the current folder for a model that is no run. L2 `radii` and
     `linf_eps` that are wanted are refused before any work if these numbers of votes cannot reach them. Every finished
-    sample is on disk; `resume` goes on from there, and reads a certificate that is finished.
+    sample is on disk; `resume` goes on from there, and reads a certificate that is finished. Several devices, of one
+    kind, share the samples.
     """
+    devices = alike_devices(device)
     trained = _opened(source, which, out, data_folder, progress)
     whole = trained.part("test")
     _check_wanted(smoothing, radii, linf_eps, prod(whole.input_shape))
-    known_by = trained.examine(whole, torch.device(device))
+    known_by = trained.examine(whole, devices[0])
     test = fair_subset(whole, limit)
     target = out or trained.folder / f"{_stem(trained.stem, smoothing, len(test), seed)}.json"
-    identity = {**_identity(trained.digest, test, smoothing, seed, device), **known_by}
+    identity = {**_identity(trained.digest, test, smoothing, seed, devices[0]), **known_by}
     about = {
-        **birth_certificate(device=device, seed=seed, **trained.about),
+        **birth_certificate(device=devices[0], seed=seed, **trained.about),
         "data": said("test", test, len(whole)),
         **_training_noise(trained.recipe),
         "asked": identity,
@@ -74,11 +77,12 @@ def certify_run(
         return known, target
     ledger = Ledger(part, identity, resume=resume)
     found = certify(
-        trained.model.to(device),
+        trained.model,
         _inputs(test),
         test.y,
         smoothing,
         ids=test.ids,
+        device=devices,
         batch_size=batch_size,
         seed=seed,
         ledger=ledger,
@@ -145,7 +149,7 @@ def _stem(name: str, smoothing: Smoothing, samples: int, seed: int) -> str:
     return f"certificate-{name}-sigma{s.sigma:g}-n{s.n0}+{s.n}-alpha{s.alpha:g}-samples{samples}-seed{seed}"
 
 
-def _identity(model: str, test: Dataset, smoothing: Smoothing, seed: int, device: torch.device | str) -> dict[str, Any]:
+def _identity(model: str, test: Dataset, smoothing: Smoothing, seed: int, device: torch.device) -> dict[str, Any]:
     """What must be the same for a certification to go on."""
     data = {"x": _inputs(test), "y": test.y, "ids": test.ids}
     return {
@@ -154,7 +158,7 @@ def _identity(model: str, test: Dataset, smoothing: Smoothing, seed: int, device
         **asdict(smoothing),
         "seed": seed,
         "flatrock": VERSION,
-        "device": torch.device(device).type,
+        "device": device.type,
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.craft import answered, check_model
 from flatrock.attacks.losses import margin
-from flatrock.core.borrow import borrowed
+from flatrock.core.borrow import borrowed, placed
 from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError
 from flatrock.core.identity import answers
 from flatrock.core.numbers import number
@@ -23,7 +23,6 @@ from flatrock.core.threat import THREATS, Threat
 from flatrock.data.catalog import DATA, check_name, load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
-from flatrock.evaluation.exam import placed
 from flatrock.models.catalog import NORMALIZATIONS
 from flatrock.models.convert import Normalized
 from flatrock.models.foreign import Foreign, model_faults, open_foreign

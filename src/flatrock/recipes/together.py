@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flatrock.core.device import kind_fault
 from flatrock.core.errors import ConfigError, FlatrockError, StateError, TrainingError
 from flatrock.core.processes import begun, end_with_parent, how_it_ended
 from flatrock.core.progress import Progress, Silent
@@ -142,8 +143,8 @@ def device_faults(recipe: Recipe, devices: Sequence[torch.device]) -> tuple[str,
     if len(devices) == 1:
         return ()
     faults = []
-    if len({device.type for device in devices}) > 1:
-        faults.append(f"devices: got {', '.join(map(str, devices))}; name devices of one kind")
+    if fault := kind_fault(devices):
+        faults.append(fault)
     if not SHARED_GPU and any(one.type == "cuda" and devices.count(one) > 1 for one in devices):
         faults.append(f"devices: got {', '.join(map(str, devices))}; name each GPU once")
     parts = [recipe.train.batch_size]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flatrock.core.device import Devices, each_device, pick_device
+from flatrock.core.device import Devices, pick_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import plain
 from flatrock.core.progress import Progress
@@ -42,7 +42,7 @@ def train_recipe(
     if isinstance(recipe, Recipe) and overrides:
         raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, written(overrides))
-    devices = [pick_device(one) for one in each_device(device)]
+    devices = pick_devices(device)
     how: dict[str, Any] = {
         "folder": None if folder is None else Path(folder),
         "data_folder": None if data_dir is None else Path(data_dir),
