@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shlex
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -127,15 +128,15 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
 def test_files_that_need_pickle_are_refused_with_the_reason_and_the_way_out(
     tmp_path: Path, content: Any, what: str, entry: str, zipped: bool
 ) -> None:
-    path = tmp_path / "w.pt"
+    path = tmp_path / "it's.pt"
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(StateError, match=rf"holds a {what}, and reading it would run code") as error:
         read_weights(path)
     text = str(error.value)
-    assert f"torch.load('{path}', map_location='cpu', weights_only=False)" in text
     assert "if you trust" in text
-    command = text[text.index('"') + 1 : text.rindex('"')].replace("'plain.pt'", f"'{tmp_path / 'plain.pt'}'")
-    exec(command, {})
+    _, minus_c, command = shlex.split(text[text.index("python -c ") :])
+    assert minus_c == "-c" and f'torch.load("{path}", map_location="cpu", weights_only=False)' in command
+    exec(command.replace("plain.pt", str(tmp_path / "plain.pt")), {})
     found = read_weights(tmp_path / "plain.pt")
     assert (found.entry, len(found.state)) == (entry, 2), "what is said works"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shlex
 import warnings
@@ -94,17 +95,17 @@ def _read_torch(path: Path) -> Any:
             raise StateError(f"{path} is no whole torch file; {_download(path)}") from error
         raise StateError(
             f"{path} holds a {match[1]}, and reading it would run code from the file, so it is refused; if you trust "
-            f'where it comes from, keep its tensors alone, once, as plain.pt: python -c "{_keep_tensors(path)}"'
+            f"where it comes from, keep its tensors alone, once, as plain.pt: python -c {shlex.quote(_keep_tensors(path))}"
         ) from error
 
 
 def _keep_tensors(path: Path) -> str:
     """Python that stores the tensors of a model, a state dict or a checkpoint of either, under whatever names."""
     return (
-        "import torch; plain = lambda v: v.state_dict() if hasattr(v, 'state_dict') else v; "
+        'import torch; plain = lambda v: v.state_dict() if hasattr(v, "state_dict") else v; '
         "good = lambda v: torch.is_tensor(v) or isinstance(v, dict) and all(map(torch.is_tensor, v.values())); "
-        f"d = plain(torch.load('{path}', map_location='cpu', weights_only=False)); "
-        "torch.save({k: plain(v) for k, v in d.items() if good(plain(v))}, 'plain.pt')"
+        f'd = plain(torch.load({json.dumps(str(path))}, map_location="cpu", weights_only=False)); '
+        'torch.save({k: plain(v) for k, v in d.items() if good(plain(v))}, "plain.pt")'
     )
 
 
