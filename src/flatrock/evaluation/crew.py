@@ -37,6 +37,8 @@ class Orders:
     batch_size: int
     seed: Seed
     ids: Tensor | None
+    votes: int
+    random: bool
     attacks: Sequence[Spec]
     classes: int
     precision: str
@@ -146,6 +148,8 @@ def _pickled(exam: Exam, **others: Any) -> bytes:
             batch_size=exam.batch_size,
             seed=exam.seed,
             ids=exam.ids,
+            votes=exam.votes,
+            random=exam.random,
             **others,
         )
         try:
@@ -167,7 +171,7 @@ def _serve(line: Connection, device: str) -> None:
         where = torch.device(device)
         with at_work(orders.model, orders.surrogate, where) as (other, _):
             told = (orders.x, orders.y, orders.threat, where, orders.batch_size, orders.seed, other, orders.ids)
-            exam = Exam(orders.model, Counted(orders.model), *told)
+            exam = Exam(orders.model, Counted(orders.model), *told, votes=orders.votes, random=orders.random)
             line.send_bytes(pickle.dumps(choose_crafting(exam, orders.precision)[0]))
             plan = make_plan(orders.attacks, classes=orders.classes, surrogate=other, threat=orders.threat)
             steps = {step.label: step for step in plan}  # made here: those that transfer hold the surrogate of here
