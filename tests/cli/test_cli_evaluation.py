@@ -329,9 +329,7 @@ def test_votes_without_a_majority_are_refused(run_folder: Path, of: str) -> None
     source = (run_folder,) if of == "run" else ("--model", "digits_cnn", "--data", "digits", "--eps", "0.1")
     done = flatrock("eval", *source, "--votes", "4", *FEW)
     assert done.exit_code == 2
-    assert "votes must be an odd number >= 1, so that there is a majority, got 4" in " ".join(
-        done.output.split()
-    )
+    assert "votes must be an odd number >= 1, so that there is a majority, got 4" in " ".join(done.output.split())
 
 
 def test_what_rounding_undoes_is_told_where_it_undoes_something(
