@@ -319,3 +319,46 @@ def test_a_result_is_stored_before_it_is_told(run_folder: Path, monkeypatch: pyt
     monkeypatch.setattr("flatrock.cli.evaluate.show", closed)
     flatrock("eval", run_folder, "--attacks", "pgd-6", *FEW)
     assert (run_folder / "result-best-pgd-6-n40-seed0.json").is_file()
+
+
+def test_votes_have_a_file_of_their_own_and_are_told(run_folder: Path) -> None:
+    words = ("eval", run_folder, "--attacks", "fgsm", *FEW)
+    one, three = flatrock(*words), flatrock(*words, "--votes", "3")
+    assert torch.equal(result_of(one).worst, result_of(three).worst), "it answers the same each time"
+    assert told(three, "wrote ")[0].stem == f"{told(one, 'wrote ')[0].stem}-votes3"
+    assert "votes" not in result_of(one).provenance and result_of(three).provenance["votes"] == 3
+    assert "\n3 votes decide: a sample is right if more than half of so many answers are\n" in three.output
+    assert "votes" not in one.output
+    assert not list(run_folder.glob("*.part"))
+
+
+def test_a_whole_plan_with_votes_does_not_take_the_name_of_the_usual_one(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatrock.recipes.evaluate.evaluate", lambda *words, **options: options["provenance"])
+    assert not evaluate_run(run_folder, votes=3)["whole_plan"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("of", ["run", "model"])
+def test_votes_without_a_majority_are_refused(run_folder: Path, of: str) -> None:
+    source = (run_folder,) if of == "run" else ("--model", "digits_cnn", "--data", "digits", "--eps", "0.1")
+    done = flatrock("eval", *source, "--votes", "4", *FEW)
+    assert done.exit_code == 2
+    assert "votes must be an odd number >= 1, so that there is a majority, got 4" in " ".join(done.output.split())
+
+
+def test_what_rounding_undoes_is_told_where_it_undoes_something(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("eval", run_folder, "--attacks", "fgsm", *FEW)
+    said = "once adversarial inputs are rounded to 8 bits"
+    plain = flatrock(*words)
+    assert (said in plain.output) == (result_of(plain).robust_rounded != result_of(plain).robust)
+    clean = "flatrock.evaluation.tally.Tally.rounded"
+    monkeypatch.setattr(clean, lambda self, exam: self.flags["clean"].clone())
+    mended = flatrock(*words)
+    result = result_of(mended)
+    assert result.robust < result.clean
+    assert f"\nworst case {100 * result.clean:.2f} {said}" in mended.output
+    monkeypatch.setattr(clean, lambda self, exam: self.survivors)
+    assert said not in flatrock(*words).output

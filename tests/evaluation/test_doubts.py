@@ -1,4 +1,4 @@
-"""E05 to E15: for each a model that deserves the doubt and one that does not; a sound model deserves none."""
+"""E05 to E16: for each a model that deserves the doubt and one that does not; a sound model deserves none."""
 
 from __future__ import annotations
 
@@ -126,6 +126,55 @@ def test_e05_a_model_that_answers_at_random() -> None:
     result = look(Net(before=noisy))
     assert codes(result) == ["E05"]
     assert "autoattack-rand" in result.findings[0].cure
+
+
+def named(code: str, **options: Any) -> Finding:
+    """The finding of this code about a model that answers at random."""
+    (finding,) = (f for f in look(Net(before=noisy), **options).findings if f.code == code)
+    return finding
+
+
+@pytest.mark.parametrize("votes", [1, 3])
+@pytest.mark.parametrize(
+    ("attack", "means"), [("pgd-2", False), ("pgd-2:eot=2", True), ("apgd-ce:steps=1:eot=2", True)]
+)
+def test_e05_advises_what_is_not_done_yet(attack: str, means: bool, votes: int) -> None:
+    finding = named("E05", attacks=[attack], votes=votes)
+    assert ("each verdict is one draw" in finding.message) == (votes == 1)
+    assert ("--votes 15" in finding.cure) == (votes == 1)
+    assert ("autoattack-rand" in finding.cure) == (not means)
+    assert ("3 votes decide and attacks climb means" in finding.cure) == (votes == 3 and means)
+
+
+def test_e05_after_the_plan_does_not_advise_the_plan() -> None:
+    assert "autoattack-rand" not in named("E05", n=4, attacks=["autoattack-rand"]).cure
+
+
+def test_deep_doubts_about_a_random_model_know_that_it_is() -> None:
+    """Weak attacks (E08), and a budget that single draws do not use (E10): no advice to use `autoattack`."""
+    rough = Net(before=lambda x: x + 0.6 * torch.randn_like(x))
+    single, voted = (
+        {f.code: f.cure for f in look(rough, n=128, attacks=["pgd-1:step_size=0.001"], doubt=True, votes=v).findings}
+        for v in (1, 5)
+    )
+    assert "by chance alone; judge with --votes 15" in single["E08"]
+    assert "single draws" in single["E10"]
+    assert all("E05" in single[code] for code in ("E08", "E10"))
+    assert all("the plan autoattack" not in cure.replace("autoattack-rand", "") for cure in voted.values())
+
+
+def test_deep_doubts_speak_of_chance_only_where_there_is_some() -> None:
+    gains, losses = {"100 steps": 9}, {1: 1.0, 2: 3.0, 5: 1.0}
+    for made, plain, random in (
+        (lambda **o: checks.check_steps(gains, 20, **o), "the plan autoattack", "by chance alone"),
+        (lambda **o: checks.check_steps(gains, 20, votes=3, **o), "the plan autoattack", "means over draws (eot=20)"),
+        (lambda **o: checks.check_climb(losses, **o), "trust square", "pgd-20:eot=20"),
+        (lambda **o: checks.check_budget(1.0, Linf(0.5), 20, **o), "their gradients are masked", "pgd-50:eot=20"),
+    ):
+        (told,), (other,) = made(), made(random=True)
+        assert plain in told.cure and plain not in other.cure
+        assert random in other.cure and random not in told.cure
+        assert told.message == other.message
 
 
 def test_e05_dropout_left_on() -> None:
@@ -621,3 +670,45 @@ def test_e15_not_for_few_samples_or_those_of_one_class(n: int, several: bool) ->
     result = evaluate(Stuck().eval(), data(n)[0], y, Linf(0.05), attacks=["fgsm"])
     assert "E15" not in codes(result)
     assert comparison({"m": result}).rows[0][0] == "m"
+
+
+# E16
+
+
+def guesses(n: int, classes: int = 4, seed: int = 3) -> Tensor:
+    return torch.randint(classes, (n,), generator=Seed(seed).generator())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_e16_labels_that_have_nothing_to_do_with_the_answers(seed: int) -> None:
+    result = evaluate(Net(), data(400)[0], guesses(400, seed=seed), THREAT, attacks=["fgsm"])
+    (finding,) = result.findings
+    assert finding.code == "E16"
+    assert f"right on {100 * result.clean:.2f} % of 400 clean samples" in finding.message
+    assert "among 4 classes reach up to 29.33 % (mean 25.00" in finding.message
+    assert comparison({"m": result}).rows[0][0] == "m"
+
+
+def test_e16_worse_than_guesses_is_no_better() -> None:
+    x, y = data(120)
+    assert codes(evaluate(Net(), x, (y + 1) % 4, THREAT, attacks=["fgsm"])) == ["E16"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 40, 99])
+def test_e16_not_of_few_samples(n: int) -> None:
+    assert "E16" not in codes(evaluate(Net(), data(n)[0], guesses(n), THREAT, attacks=["fgsm"]))
+
+
+@pytest.mark.parametrize(("right", "doubted"), [(50, False), (39, False), (33, True), (0, True)])
+def test_e16_more_than_two_standard_errors_are_enough(right: int, doubted: bool) -> None:
+    """100 samples, 4 classes: 25 + 2 * 4.33 = 33.66."""
+    y = torch.arange(100) % 4
+    said = torch.where(torch.arange(100) < right, y, (y + 1) % 4)
+    assert codes(checks.check_chance(torch.eye(4)[said], y)) == (["E16"] if doubted else [])
+
+
+def test_e16_leaves_one_answer_to_e15() -> None:
+    y = torch.arange(200) % 4
+    logits = torch.eye(4)[torch.ones(200, dtype=torch.long)]
+    assert codes(checks.check_collapse(logits, y)) == ["E15"]
+    assert codes(checks.check_chance(logits, y)) == []

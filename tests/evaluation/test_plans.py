@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.boundary import TargetedBoundary
 from flatrock.attacks.square import Square
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf
@@ -174,28 +174,66 @@ def test_small_and_hopeless_sets(short_plan: None, sets: str) -> None:
 class Small(nn.Module):
     """A model whose device holds only so many rows."""
 
-    def __init__(self, inner: nn.Module, most: int) -> None:
+    def __init__(self, inner: nn.Module, most: int, error: RuntimeError) -> None:
         super().__init__()
-        self.inner, self.most, self.refused = inner, most, 0
+        self.inner, self.most, self.error, self.refused = inner, most, error, 0
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > self.most:
             self.refused += 1
-            raise torch.OutOfMemoryError("no room")
+            raise self.error
         logits: Tensor = self.inner(x)
         return logits
 
 
-def test_a_batch_that_does_not_fit_is_halved_for_good() -> None:
+# What torch says when the CPU's memory is short; test_smoothing.py sees to it that it does.
+CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError(CPU)], ids=["cuda", "cpu"])
+def test_a_batch_that_does_not_fit_is_halved_for_good(error: RuntimeError) -> None:
     model, x, y = question(10, (3, 8, 8))
-    small = Small(model, most=7)
+    small = Small(model, 7, error)
     result = evaluate(small, x, y, Linf(0.02), attacks=["fgsm", "pgd-5"], batch_size=24)
     assert result.provenance["batch_size"] == 6
     assert small.refused == 2, "24 and 12 did not fit, 6 did"
     plain = evaluate(model, x, y, Linf(0.02), attacks=["fgsm", "pgd-5"], batch_size=6)
     assert all(torch.equal(result.flags[k], plain.flags[k]) for k in plain.flags)
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate(Small(model, most=0), x, y, Linf(0.02), attacks=["fgsm"])
+    with pytest.raises(type(error)) as caught:
+        evaluate(Small(model, 0, error), x, y, Linf(0.02), attacks=["fgsm"])
+    assert caught.value is error, "nothing is said about the shape of inputs"
+
+
+class Climbs(nn.Module):
+    """Too many rows at once for a backward pass, and no others, fail as if the CPU's memory were short."""
+
+    def __init__(self, inner: nn.Module, most: int) -> None:
+        super().__init__()
+        self.inner, self.most = inner, most
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x)
+        if logits.requires_grad and len(x) > self.most:
+            logits.register_hook(self._full)  # type: ignore[no-untyped-call]
+        return logits
+
+    def _full(self, grad: Tensor) -> Tensor:
+        raise RuntimeError(CPU)
+
+
+def test_a_backward_pass_that_does_not_fit_halves_batches_too() -> None:
+    model, x, y = question(10, (3, 8, 8))
+    result = evaluate(Climbs(model, 7).eval(), x, y, Linf(0.02), attacks=["pgd-5"], batch_size=24)
+    assert result.provenance["batch_size"] == 6
+    assert result.findings == evaluate(model, x, y, Linf(0.02), attacks=["pgd-5"]).findings
+
+
+def test_other_failures_are_not_taken_for_want_of_memory() -> None:
+    model, x, y = question(10, (3, 8, 8))
+    small = Small(model, 7, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(ModelError, match=r"fails on inputs of shape.*cannot be multiplied"):
+        evaluate(small, x, y, Linf(0.02), attacks=["fgsm"])
+    assert small.refused == 1
 
 
 def test_a_step_knows_its_plan() -> None:

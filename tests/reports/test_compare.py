@@ -129,6 +129,16 @@ def test_what_differs_is_refused_or_left_out(runs: list[Path]) -> None:
     )
 
 
+def test_another_number_of_votes_is_refused(runs: list[Path]) -> None:
+    changed(runs[1], provenance={"votes": 15})
+    done = flatrock(*runs)
+    assert done.exit_code == 2
+    said = "cannot be compared: the majority of 1 answers decided about one, of 15 about the other; evaluate both alike"
+    assert said in " ".join(done.output.split())
+    changed(runs[0], provenance={"votes": 15})
+    assert flatrock(*runs).exit_code == 0
+
+
 def test_other_samples_of_one_test_set_are_refused(runs: list[Path]) -> None:
     for run, first in zip(runs, (0, 1), strict=True):
         changed(run, ids=list(range(first, N + first)))

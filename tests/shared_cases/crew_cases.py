@@ -35,6 +35,18 @@ class Linear(nn.Module):
         return out
 
 
+class Noisy(Linear):
+    """Answers at random."""
+
+    def __init__(self, noise: float = 0.2) -> None:
+        super().__init__()
+        self.noise = noise
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - 0.4 + self.noise * torch.randn_like(x))
+
+
 class Failing(Linear):
     """Raises in the other process."""
 

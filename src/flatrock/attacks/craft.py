@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset as SampleSet
 
 from flatrock.core.borrow import borrowed
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import FlatrockError, ModelError, ThreatError, in_words, shown
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
@@ -201,9 +202,9 @@ def _asked(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     given = x.clone()
     try:
         logits = model(given)
-    except (FlatrockError, torch.OutOfMemoryError):
-        raise
     except Exception as error:  # it is the user's code: anything can happen
+        if isinstance(error, FlatrockError) or memory_is_short(error):
+            raise
         raise ModelError(
             f"the model fails on inputs of shape {tuple(x.shape)}, {x.dtype} on {x.device}: {in_words(error)}; "
             "is it made for such, images as [n, channels, height, width]?"

@@ -48,6 +48,7 @@ First = Annotated[bool, typer.Option("--first", help="with --limit: the first so
 BatchSize = Annotated[int | None, typer.Option(min=1)]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half, full")]
+Votes = Annotated[int, typer.Option(help="for models that answer at random: the majority of so many answers decides")]
 Doubt = Annotated[bool, typer.Option(help="look for reasons not to believe the number")]
 KeepAdversarial = Annotated[bool, typer.Option("--keep-adversarial", help="store the adversarial inputs too")]
 Gallery = Annotated[bool, typer.Option("--gallery", help="draw some broken samples as a PNG beside the result")]
@@ -73,6 +74,7 @@ def run(
     batch_size: BatchSize = None,
     data_dir: DataDir = None,
     precision: Precision = "auto",
+    votes: Votes = 1,
     doubt: Doubt = True,
     surrogate: Surrogate = None,
     keep_adversarial: KeepAdversarial = False,
@@ -97,6 +99,7 @@ def run(
     shown = _Shown(gallery)
     how: dict[str, Any] = {"which": which, "norm": norm, "eps": eps, "attacks": chosen, "surrogate": surrogate}
     how |= {"limit": limit, "first": first, "batch_size": batch_size, "precision": precision, "doubt": doubt}
+    how |= {"votes": votes}
     how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
     how |= {"on_data": shown.remember}
     with friendly("the same command with --resume goes on from the last finished batch"):
@@ -208,6 +211,13 @@ def _tell(result: Result, classes: Sequence[str] | None) -> None:
         f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}{other}; percent; "
         "worst case = per sample over all attacks named"
     )
+    if "votes" in about:
+        say(f"{about['votes']} votes decide: a sample is right if more than half of so many answers are")
+    if result.robust_rounded != result.robust:
+        say(
+            f"worst case {percent(result.robust_rounded)} once adversarial inputs are rounded to 8 bits, "
+            "as an image file does"
+        )
     for plan in result.plans:
         say(f"{plan} = {PLANS[plan][1]}")
     if result.distances:

@@ -79,6 +79,13 @@ def shared_by(devices: Sequence[torch.device]) -> dict[str, list[str]]:
     return {"devices": [str(device) for device in devices]} if len(devices) > 1 else {}
 
 
+def memory_is_short(error: BaseException) -> bool:
+    """Whether this is want of memory: CUDA has a class for it; of the CPU's allocator only the message tells."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
 def free_memory(device: torch.device, *, compiled: bool = False) -> int:
     """Give back what nobody uses, forget old peaks; the bytes that are still taken. What is compiled may stay."""
     if not compiled:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ConfigError
 from flatrock.core.options import noise_fault
 from flatrock.core.rng import Seed
@@ -165,7 +166,7 @@ class Voter:
             try:
                 return _Counted(self._batch(x, first, count, seed), count)
             except RuntimeError as error:
-                if count == 1 or not _memory_is_short(error):
+                if count == 1 or not memory_is_short(error):
                     raise
             # Outside the handler: what the failed pass had allocated is free by now.
             self.batch_size = count // 2
@@ -177,11 +178,6 @@ class Voter:
             logits: Tensor = self.model(x + self.sigma * noise(x, first, count, seed))
             answers = logits.argmax(1)[torch.isfinite(logits).all(1)]
             return torch.bincount(answers, minlength=logits.shape[1]).cpu()
-
-
-def _memory_is_short(error: RuntimeError) -> bool:
-    """CUDA has a class for it; that the CPU's allocator failed is only in the message."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ LOSS_DROP, LEAST_RISE = 0.1, 1e-3
 SURVIVES_ANYTHING = 0.05
 # Fewer samples may have one answer by chance.
 TELLING = 10
+# Fewer samples do not tell a weak model from guesses, whose accuracy stays within so many of its standard errors.
+ENOUGH, ERRORS = 100, 2.0
 
 
 def check_mode(model: nn.Module) -> list[Finding]:
@@ -112,19 +114,37 @@ def check_collapse(logits: Tensor, y: Tensor) -> list[Finding]:
     ]
 
 
-def check_random(first: Tensor, second: Tensor) -> list[Finding]:
-    """E05: the model answers the same input differently."""
+def check_chance(logits: Tensor, y: Tensor) -> list[Finding]:
+    """E16: a clean accuracy of at most p + 2 sqrt(p (1 - p) / n), p = 1 / classes; one answer to all is E15."""
+    n, p = len(y), 1 / logits.shape[1]
+    said = logits.argmax(1)
+    right = float((said == y).double().mean())
+    most = p + ERRORS * math.sqrt(p * (1 - p) / n)
+    if n < ENOUGH or right > most or collapsed(said, y):
+        return []
+    return [
+        Finding(
+            "E16",
+            f"the model is right on {100 * right:.2f} % of {n} clean samples; guesses among {logits.shape[1]} classes "
+            f"reach up to {100 * most:.2f} % (mean {100 * p:.2f}, and two standard errors)",
+            "no attack says anything of it: look for wrong weights, another order of classes or another normalisation",
+        )
+    ]
+
+
+def check_random(first: Tensor, second: Tensor, *, votes: int = 1, means: bool = False) -> list[Finding]:
+    """E05: the model answers the same input differently; `means`: attacks average passes, as they should then."""
     scale = float(first.abs().max()) or 1.0
     gap = float((first - second).abs().max()) / scale
     if gap <= SAME:  # false for NaN, which is another answer too
         return []
-    return [
-        Finding(
-            "E05",
-            f"the model answers the same input differently (logits differ by {100 * gap:.2g} % of the largest)",
-            "use the plan autoattack-rand, whose gradients are means over 20 passes",
-        )
-    ]
+    seen = f"the model answers the same input differently (logits differ by {100 * gap:.2g} % of the largest)"
+    single = "; each verdict is one draw: an unlucky one breaks what mostly stands, a lucky one saves what mostly falls"
+    cures = [] if votes > 1 else ["let a majority decide, --votes 15 (votes=15)"]
+    if not means:
+        cures.append("use the plan autoattack-rand, whose gradients are means over 20 passes, or attacks with eot=20")
+    done = f"{votes} votes decide and attacks climb means over draws; say both beside the number"
+    return [Finding("E05", seen + (single if votes == 1 else ""), ", and ".join(cures) or done)]
 
 
 def check_gradients(sizes: Tensor) -> list[Finding]:
@@ -166,21 +186,23 @@ def check_black_box(found: Mapping[str, int], samples: int) -> list[Finding]:
     ]
 
 
-def check_steps(gains: Mapping[str, int], samples: int) -> list[Finding]:
+def check_steps(gains: Mapping[str, int], samples: int, *, random: bool = False, votes: int = 1) -> list[Finding]:
     """E08: a longer PGD breaks samples that survived every attack named; told of the one that breaks most."""
     what, count = max(gains.items(), key=lambda item: item[1])
     if count <= max(STEPS_GAIN * samples, LEAST):
         return []
-    return [
-        Finding(
-            "E08",
-            f"PGD with {what} breaks another {100 * count / samples:.1f} % of {samples} samples",
-            "the attacks named are too weak here; use more steps and restarts, or the plan autoattack",
+    cure = "the attacks named are too weak here; use more steps and restarts, or the plan autoattack"
+    if random and votes == 1:
+        cure = (
+            "a model that answers at random (E05) loses some to every further look, by chance alone; judge with "
+            "--votes 15 before calling the attacks weak"
         )
-    ]
+    elif random:
+        cure = "the attacks named are too weak here; use more steps and restarts, with means over draws (eot=20)"
+    return [Finding("E08", f"PGD with {what} breaks another {100 * count / samples:.1f} % of {samples} samples", cure)]
 
 
-def check_climb(losses: Mapping[int, float]) -> list[Finding]:
+def check_climb(losses: Mapping[int, float], *, random: bool = False) -> list[Finding]:
     """E09: more steps up the loss end lower than fewer did; a loss that is not finite is another finding's matter."""
     values = list(losses.values())
     if not all(math.isfinite(v) for v in values):
@@ -190,25 +212,28 @@ def check_climb(losses: Mapping[int, float]) -> list[Finding]:
     if rise <= LEAST_RISE * max(values) or fall <= LOSS_DROP * rise:
         return []
     told = ", ".join(f"{steps}: {value:.3g}" for steps, value in losses.items())
-    return [
-        Finding(
-            "E09",
-            f"the loss does not rise with the steps of PGD ({told})",
-            "the loss surface is rough or its gradients wrong; trust square and transfer more than gradient attacks",
-        )
-    ]
+    cure = "the loss surface is rough or its gradients wrong; trust square and transfer more than gradient attacks"
+    if random:
+        cure = "draws of a model that answers at random (E05) may be why; climb means over them, as pgd-20:eot=20 does"
+    return [Finding("E09", f"the loss does not rise with the steps of PGD ({told})", cure)]
 
 
-def check_budget(standing: float, threat: Threat, samples: int) -> list[Finding]:
+def check_budget(standing: float, threat: Threat, samples: int, *, random: bool = False) -> list[Finding]:
     """E10: samples survive a budget that can turn any input into any other."""
     if standing <= SURVIVES_ANYTHING:
         return []
+    cure = "attacks must win with such a budget; their gradients are masked"
+    if random:
+        cure = (
+            "this PGD climbs single draws of a model that answers at random (E05), which can be all that stops it; try "
+            "pgd-50:eot=20 with this eps, and if it does not win either, gradients are masked"
+        )
     return [
         Finding(
             "E10",
             f"{100 * standing:.0f} % of {samples} samples survive PGD with {threat.norm} eps {threat.eps:.3g}, "
             "which allows almost any input",
-            "attacks must win with such a budget; their gradients are masked",
+            cure,
         )
     ]
 
@@ -221,7 +246,8 @@ def check_disputes(disputed: int, samples: int) -> list[Finding]:
         Finding(
             "E11",
             f"half precision called {disputed} samples broken that float32 gets right; they were attacked again in it",
-            "the number is right, only slower than need be; use precision full for this model",
+            "no sample counts as broken that float32 gets right, but inputs crafted in half precision need not be the "
+            "strongest: compare with precision full",
         )
     ]
 

@@ -34,6 +34,8 @@ class Orders:
     batch_size: int
     seed: Seed
     ids: Tensor | None
+    votes: int
+    random: bool
     attacks: Sequence[Spec]
     classes: int
     precision: str
@@ -94,6 +96,8 @@ def _pickled(exam: Exam, **others: Any) -> bytes:
             batch_size=exam.batch_size,
             seed=exam.seed,
             ids=exam.ids,
+            votes=exam.votes,
+            random=exam.random,
             **others,
         )
         return pickled(orders)
@@ -104,7 +108,7 @@ def _attacking(orders: Orders, device: torch.device) -> Iterator[tuple[str, Work
     """In a worker: what attacks craft in, and how a batch is attacked."""
     with at_work(orders.model, orders.surrogate, device) as (other, _):
         told = (orders.x, orders.y, orders.threat, device, orders.batch_size, orders.seed, other, orders.ids)
-        exam = Exam(orders.model, Counted(orders.model), *told)
+        exam = Exam(orders.model, Counted(orders.model), *told, votes=orders.votes, random=orders.random)
         crafted = choose_crafting(exam, orders.precision)[0]
         plan = make_plan(orders.attacks, classes=orders.classes, surrogate=other, threat=orders.threat)
         steps = {step.label: step for step in plan}  # made here: those that transfer hold the surrogate of here

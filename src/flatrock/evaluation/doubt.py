@@ -18,6 +18,7 @@ from flatrock.attacks.pgd import classified_right, slope
 from flatrock.attacks.rays import RayS
 from flatrock.attacks.square import Square
 from flatrock.attacks.transfer import Transfer
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import FlatrockError, ModelError, in_words
 from flatrock.core.records import Finding
 from flatrock.core.threat import L2, Linf, Threat
@@ -25,6 +26,7 @@ from flatrock.core.types import Attack
 from flatrock.evaluation.checks import (
     check_black_box,
     check_budget,
+    check_chance,
     check_climb,
     check_collapse,
     check_disputes,
@@ -56,23 +58,28 @@ GRADIENTS: dict[CodeType, str] = {
 
 def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_note: str) -> list[Finding]:
     """Probabilities instead of logits, a randomised model or one that takes gradients itself, gradients that are zero
-    or not finite, one answer to everything, no half precision.
+    or not finite, one answer to everything or answers as good as guesses, no half precision.
 
-    ModelError, now and not after the attacks before it, if an attack climbs a model that has no gradient at all.
+    ModelError, now and not after the attacks before it, if an attack climbs a model that has no gradient at all. The
+    exam learns whether the model is random.
     """
     rows = torch.arange(min(exam.batch_size, exam.x.shape[0], FEW))
-    with _gradients_taken() as called:
+    with _gradients_taken() as called, exam.drawing("again", rows):
         again = exam.verdict(exam.inputs(rows)[0]).cpu()
     refusals: list[ModelError] = []
     sizes = exam.fitting(lambda part: _gradient_sizes(exam, part, refusals), rows)
     climbs = next((step.label for step in steps if _climbs(step.attack)), None)
     if climbs and refusals:
         raise ModelError(f"attack {climbs!r} needs gradients, but {refusals[0]}; 'square' needs none") from refusals[0]
+    means = any(getattr(step.attack, "eot", 1) > 1 for step in steps)
+    differs = check_random(logits[rows], again, votes=exam.votes, means=means)
+    exam.random = bool(differs)
     return [
         *check_probabilities(logits),
-        *check_random(logits[rows], again),
+        *differs,
         *check_dynamic(called),
         *check_collapse(logits, exam.y.cpu()),
+        *check_chance(logits, exam.y.cpu()),
         *check_gradients(sizes),
         *check_precision(precision_note),
     ]
@@ -133,9 +140,9 @@ def doubts_deep(exam: Exam, tally: Tally) -> list[Finding]:
     # One answer that nothing has changed, here or before, is told (E15); no attack can, and its gradients hide nothing.
     stuck = collapsed(tally.predictions, tally.labels) and tally.unbroken and bool(standing.all())
     return [
-        *check_steps(gains, len(rows)),
-        *check_climb(losses),
-        *([] if stuck else check_budget(float(standing.double().mean()), huge, len(rows))),
+        *check_steps(gains, len(rows), random=exam.random, votes=exam.votes),
+        *check_climb(losses, random=exam.random),
+        *([] if stuck else check_budget(float(standing.double().mean()), huge, len(rows), random=exam.random)),
     ]
 
 
@@ -158,9 +165,9 @@ def _slopes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
         total = cross_entropy(exam.crafting.inner(leaf), y).sum()
     try:
         return slope(total, leaf)
-    except (FlatrockError, torch.OutOfMemoryError):
-        raise
     except Exception as error:  # layers may have a backward pass of their own, or overwrite what torch kept for its
+        if isinstance(error, FlatrockError) or memory_is_short(error):
+            raise
         raise ModelError(
             f"the model's backward pass fails: {in_words(error)}; an operation in place, or a backward of its own?"
         ) from error
@@ -194,7 +201,9 @@ def _pgd(
     for part in torch.split(rows, exam.batch_size):
         x, y = exam.inputs(part)
         gen = exam.randomness("doubt", part)
-        logits = exam.verdict(craft(attack, exam.crafting, x, y, threat, gen, early_stop=True))
+        with exam.drawing("doubt", part):
+            x_adv = craft(attack, exam.crafting, x, y, threat, gen, early_stop=exam.leaves_early)
+        logits = exam.judged("doubt", part, x_adv, y)
         losses.append(cross_entropy(logits, y).double().cpu())
         right.append(classified_right(logits, y).cpu())
     return float(torch.cat(losses).mean()), torch.cat(right)

@@ -19,7 +19,7 @@ from flatrock.core.numbers import plain
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
-from flatrock.core.records import Finding, Result
+from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.core.threat import Threat
@@ -50,6 +50,7 @@ def evaluate(
     device: Devices | None = None,
     batch_size: int | None = None,
     precision: str = "auto",
+    votes: int = 1,
     doubt: bool = False,
     keep_adversarial: bool = False,
     journal: Path | str | None = None,
@@ -62,25 +63,26 @@ def evaluate(
     """Accuracy of any module that maps [0, 1] inputs to logits, clean and under attacks and plans.
 
     An attack is tried on every sample the model gets right, an attack of a plan (`autoattack`) on what the plan's
-    earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass. Random numbers
-    belong to `ids`, one per sample, or to rows of x. Of several devices each attacks in a process of its own. Attacks
-    craft in half `precision` on a GPU (`auto`), everywhere, or not (`full`). `doubt` looks for reasons not to believe
-    the number. A `journal` folder holds every finished batch; `resume` goes on from there, or reads the result beside
-    it. `fab`, `fab-t`, `rays` alone also measure distances. Attacks named transfer-... craft on the `surrogate`.
+    earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass, or the majority
+    of an odd number of them, `votes`, for models that answer at random. Random numbers belong to `ids`, one per sample,
+    or to rows of x. Of several devices each attacks in a process of its own. Attacks craft in half `precision` on a GPU
+    (`auto`), everywhere, or not (`full`). `doubt` looks for reasons not to believe the number. A `journal` folder holds
+    every finished batch; `resume` goes on from there, or reads the result beside it. `fab`, `fab-t`, `rays` alone also
+    measure distances. Attacks named transfer-... craft on the `surrogate`.
     """
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
     devices = [home(model)] if device is None else pick_devices(device)
     with at_work(model, surrogate, devices[0]) as (other, at_first):
         size, key = int(batch_size or _usual_batch(devices)), Seed(seed).child("evaluate")
-        exam = Exam(model, Counted(model), x, y, threat, devices[0], size, key, other, _ids(ids, len(x)))
+        exam = Exam(model, Counted(model), x, y, threat, devices[0], size, key, other, _ids(ids, len(x)), votes=votes)
         logits, margins = exam.clean_pass()
         check_answers(exam, logits.shape[1])
         steps = make_plan(attacks, classes=logits.shape[1], surrogate=other, threat=threat)
         crafted, note = choose_crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings = [*at_first, *check_marks(marks), *doubts_before(exam, steps, logits, note)]
-        identity = {} if journal is None else _identity(exam, steps, seed, crafted, _said(margins, findings))
+        identity = {} if journal is None else _identity(exam, steps, seed, crafted, margins)
         told |= question(identity, doubt=doubt)
         if resume and not keep_adversarial and (known := _known(journal, told, identity, progress)):
             return known
@@ -88,13 +90,11 @@ def evaluate(
         with crew(exam, devices, attacks, logits.shape[1], precision=precision, crafted=crafted) as workers:
             _run(exam, steps, tally, store, progress, workers)
         findings += doubts_after(steps, tally, classes=logits.shape[1]) + (doubts_deep(exam, tally) if doubt else [])
-        found = {**tally.kept(), "rounded": tally.rounded(exam)}
+        found = {**tally.kept(), "rounded": tally.rounded(exam), "ids": exam.ids, "marks": marks}
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
-        ids=exam.ids,
         attacks={s.label: described(s.attack, threat) for s in steps},
         findings=tuple(findings),
-        marks=marks,
         provenance=_certificate(exam, seed, crafted, told | shared_by(devices)),
         **found,
     )
@@ -103,10 +103,15 @@ def evaluate(
 def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """Where the numbers come from, with the weights of the surrogate if there is one."""
     about = birth_certificate(device=exam.device, seed=Seed(seed).key, batch_size=exam.batch_size, precision=precision)
-    about |= {"samples_digest": exam.samples_digest, **told}
+    about |= {"samples_digest": exam.samples_digest, **_voted(exam), **told}
     if exam.surrogate is None:
         return about
     return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(exam.surrogate.inner)}}
+
+
+def _voted(exam: Exam) -> dict[str, int]:
+    """How many answers decide, if it is not one."""
+    return {"votes": exam.votes} if exam.votes > 1 else {}
 
 
 def _checked(
@@ -159,17 +164,10 @@ def _ids(ids: Tensor | None, samples: int) -> Tensor | None:
     return None if torch.equal(known, torch.arange(samples)) else known
 
 
-def _said(margins: Tensor, findings: Sequence[Finding]) -> list[float] | None:
-    """The answers; None of a network that answers at random (E05), which cannot be known by them."""
-    return None if any(finding.code == "E05" for finding in findings) else answers(margins)
-
-
-def _identity(
-    exam: Exam, steps: Sequence[Step], seed: int, precision: str, said: Sequence[float] | None
-) -> dict[str, Any]:
+def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str, margins: Tensor) -> dict[str, Any]:
     """What must be the same for an evaluation to go on, and what the model said to the clean inputs."""
     return {
-        ANSWERS: said,
+        ANSWERS: None if exam.random else answers(margins),  # which of a network that answers at random tell nothing
         "data": exam.samples_digest,
         "model": weights_digest(exam.model),
         "surrogate": None if exam.surrogate is None else weights_digest(exam.surrogate.inner),
@@ -180,6 +178,7 @@ def _identity(
         "seed": Seed(seed).key,
         "batch_size": exam.batch_size,
         "precision": precision,
+        **_voted(exam),
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -18,7 +19,8 @@ from flatrock.attacks.nearest import Reached, Seeker, seeker
 from flatrock.attacks.pgd import classified_right
 from flatrock.attacks.transfer import Transfer
 from flatrock.core.borrow import borrowed, full_precision
-from flatrock.core.rng import SampleGen, Seed
+from flatrock.core.device import memory_is_short
+from flatrock.core.rng import SampleGen, Seed, kept_global_rng
 from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
 from flatrock.core.threat import rows as per_row
@@ -26,10 +28,11 @@ from flatrock.core.types import Attack
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk
 from flatrock.evaluation.plans import Step
+from flatrock.evaluation.votes import check_votes, majority
 from flatrock.models.sizes import Filled
 
 T = TypeVar("T")
-# Samples attacked together unless told otherwise; halved when a GPU's memory does not hold them.
+# Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
 # A nearest point lies where rounding decides; one that a second pass calls right is moved this much further out.
 OUTWARDS = (1.001, 1.01)
@@ -50,6 +53,11 @@ class Exam:
     surrogate: Counted | None = None  # what transfers craft on
     ids: Tensor | None = None  # whom random numbers belong to; None: the row of x
     exact: bool = True  # whether crafting is the model itself
+    votes: int = 1  # answers of the model that decide about a sample, by majority
+    random: bool = False  # whether the model answers the same input differently (E05)
+
+    def __post_init__(self) -> None:
+        self.votes = check_votes(self.votes)
 
     @cached_property
     def samples_digest(self) -> str:
@@ -64,11 +72,32 @@ class Exam:
         """Random numbers of these samples, the same in any order and any part of the data."""
         return self.seed.child(purpose).samples((rows if self.ids is None else self.ids[rows]).to(self.device))
 
+    @contextmanager
+    def drawing(self, purpose: str, rows: Tensor) -> Iterator[None]:
+        """What the model itself draws from torch's generators follows from seed, purpose and the first of these rows.
+
+        Crafting gives the generators back as they were: a verdict that went on from there would see the very noise that
+        the attack has seen. A batch has these numbers, not a sample: nobody can tell a model whose they are.
+        """
+        first = rows[0] if self.ids is None else self.ids[rows[0]]
+        with kept_global_rng(self.device, self.seed.child("draws", purpose, int(first))):
+            yield
+
+    @property
+    def leaves_early(self) -> bool:
+        """Whether samples leave an attack once broken: not if one unlucky draw says so and a majority will decide."""
+        return self.votes == 1 or not self.random
+
     def verdict(self, x: Tensor) -> Tensor:
         """Logits in full precision."""
         with torch.no_grad(), full_precision(self.device):
             logits: Tensor = self.model(x)
             return logits
+
+    def judged(self, purpose: str, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The logits that decide about x, made of these rows: those of fresh answers, as many as there are votes."""
+        with self.drawing(f"{purpose}: verdict", rows):
+            return majority(lambda: self.verdict(x), y, self.votes)
 
     def clean_pass(self) -> tuple[Tensor, Tensor]:
         """Logits of every unperturbed input and the margins of the true class (on the CPU)."""
@@ -83,7 +112,8 @@ class Exam:
 
     def _answers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self.inputs(rows)
-        return answered(self.verdict, x, y), y
+        with self.drawing("clean", rows):
+            return majority(lambda: answered(self.verdict, x, y), y, self.votes), y
 
     def measures(self, step: Step) -> Seeker | None:
         """How a step tells distances, if it does.
@@ -94,7 +124,12 @@ class Exam:
 
     def attempt(self, step: Step, rows: Tensor) -> Chunk:
         """Try one attack on the first batch of these samples."""
-        return self.fitting(lambda part: self._attempt(step, part), rows)
+
+        def work(part: Tensor) -> Chunk:
+            with self.drawing(step.label, part):
+                return self._attempt(step, part)
+
+        return self.fitting(work, rows)
 
     def fitting(self, work: Callable[[Tensor], T], rows: Tensor) -> T:
         """Work on the first batch of these samples; where memory is short, on half of it, from then on."""
@@ -102,12 +137,13 @@ class Exam:
             part = rows[: self.batch_size]
             try:
                 return work(part)
-            except torch.OutOfMemoryError:
-                if len(part) == 1:
+            except RuntimeError as error:
+                if len(part) == 1 or not memory_is_short(error):
                     raise
-                if self.device.type == "cuda":
-                    torch.cuda.empty_cache()
-                self.batch_size = max(len(part) // 2, 1)
+            # Outside the handler: what the failed pass had allocated is free by now.
+            self.batch_size = len(part) // 2
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _attempt(self, step: Step, rows: Tensor) -> Chunk:
         begun = time.perf_counter()
@@ -115,7 +151,7 @@ class Exam:
         gen = self.randomness(step.label, rows)
         seek = self.measures(step)
         if seek is None:
-            tried = self._crafted(_fitted(step.attack, self.batch_size), x, y, gen)
+            tried = self._crafted(step, rows, x, y, gen)
         else:
             tried = self._measured(seek, x, y, gen)
         logits = tried.logits
@@ -134,12 +170,14 @@ class Exam:
             distances=tried.distances,
         )
 
-    def _crafted(self, attack: Attack, x: Tensor, y: Tensor, gen: SampleGen) -> _Tried:
+    def _crafted(self, step: Step, rows: Tensor, x: Tensor, y: Tensor, gen: SampleGen) -> _Tried:
         """Inputs in the ball and the verdict on them; samples leave when they are broken."""
-        x_adv = craft(attack, self.crafting, x, y, self.threat, gen, early_stop=True)
-        logits = self.verdict(x_adv)
+        attack = _fitted(step.attack, self.batch_size)
+        x_adv = craft(attack, self.crafting, x, y, self.threat, gen, early_stop=self.leaves_early)
+        logits = self.judged(step.label, rows, x_adv, y)
         disputed = 0
-        if not self.exact and not isinstance(attack, Transfer):  # a transfer did not ask the fast twin
+        # A transfer did not ask the fast twin; and nobody gave up on what the twin says where samples do not leave.
+        if not self.exact and self.leaves_early and not isinstance(attack, Transfer):
             with torch.no_grad():
                 claimed = ~classified_right(self.crafting.inner(x_adv), y)
             again = (claimed & classified_right(logits, y)).nonzero().squeeze(1)
@@ -151,10 +189,10 @@ class Exam:
                 self.crafting.forwards += counted.forwards
                 self.crafting.backwards += counted.backwards
                 x_adv[again] = tried
-                logits[again] = self.verdict(tried)
+                logits[again] = self.judged(f"{step.label} again", rows[again.cpu()], tried, y[again])
         asked = [self.crafting.taken(), *([] if self.surrogate is None else [self.surrogate.taken()])]
         forwards, backwards = (sum(counts) for counts in zip(*asked, strict=True))
-        numbers = {"forwards": forwards + len(x), "backwards": backwards, "disputed": disputed}
+        numbers = {"forwards": forwards + self.votes * len(x), "backwards": backwards, "disputed": disputed}
         return _Tried(x_adv, logits, numbers)
 
     def _measured(self, seek: Seeker, x: Tensor, y: Tensor, gen: SampleGen) -> _Tried:
@@ -168,7 +206,7 @@ class Exam:
             x_adv = torch.where(per_row(broken, x), points, x)
             check_crafted(x_adv, x, self.threat, "the nearest point")
             with torch.no_grad():
-                logits = counted(x_adv)
+                logits = majority(lambda: counted(x_adv), y, self.votes)
         # Who is broken follows from the last pass, as everywhere, and the distance from that.
         wrong = ~classified_right(logits, y)
         distances = distances.masked_fill(broken & ~wrong, torch.inf).masked_fill(wrong & ~broken, 0)
@@ -182,7 +220,10 @@ class Exam:
 
         def refuted(rows: Tensor) -> Tensor:
             with torch.no_grad():
-                return rows[classified_right(model(points[rows]), y[rows])] if rows.numel() else rows
+                if not rows.numel():
+                    return rows
+                said = majority(lambda: model(points[rows]), y[rows], self.votes)
+                return rows[classified_right(said, y[rows])]
 
         doubtful = refuted(torch.isfinite(distances).nonzero().squeeze(1))
         for factor in OUTWARDS:

@@ -105,8 +105,10 @@ class Tally:
         right = self._clean.clone()
         for rows in _batches(sorted(self._broken), exam.batch_size):
             x = torch.stack([self._broken[i] for i in rows]).to(exam.device)
-            labels = exam.inputs(torch.tensor(rows))[1]
-            right[torch.tensor(rows)] = classified_right(exam.verdict((x * 255).round() / 255), labels).cpu()
+            places = torch.tensor(rows)
+            labels = exam.inputs(places)[1]
+            logits = exam.judged("rounded", places, (x * 255).round() / 255, labels)
+            right[places] = classified_right(logits, labels).cpu()
         return right
 
 

@@ -95,7 +95,8 @@ def _read_torch(path: Path) -> Any:
             raise StateError(f"{path} is no whole torch file; {_download(path)}") from error
         raise StateError(
             f"{path} holds a {match[1]}, and reading it would run code from the file, so it is refused; if you trust "
-            f"where it comes from, keep its tensors alone, once, as plain.pt: python -c {shlex.quote(_keep_tensors(path))}"
+            "where it comes from, keep its tensors alone, once, as plain.pt: "
+            f"python -c {shlex.quote(_keep_tensors(path))}"
         ) from error
 
 

@@ -30,7 +30,7 @@ class Judged:
     """A model and the verdict on every sample: `right[name][i]`, name `clean`, an attack, a plan or `worst case`.
 
     `data` and the samples' places, `ids`, say what they are of; `digest`, where it is known, proves it. `options` are
-    those of each attack where they are known.
+    those of each attack where they are known. `votes` answers decided, by majority.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Judged:
     options: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
     collapsed: bool = False
+    votes: int = 1
 
 
 def judged(source: str) -> list[Judged]:
@@ -95,6 +96,7 @@ def _judged(result: Result, name: str) -> Judged:
         options=result.attacks,
         marks=result.marks,
         collapsed=result.collapsed,
+        votes=int(result.provenance.get("votes", 1)),
     )
 
 
@@ -118,7 +120,7 @@ def _of_row(row: Row, source: Path) -> Judged:
 
 
 def check_alike(models: Sequence[Judged]) -> None:
-    """StateError unless all were asked about the same samples under the same threat."""
+    """StateError unless all were asked about the same samples under the same threat, and as often."""
     for one, other in combinations(models, 2):
         why = _other_question(one, other)
         if why:
@@ -129,6 +131,8 @@ def _other_question(one: Judged, other: Judged) -> str:
     """Why two models were not asked the same; nothing if they were."""
     if (one.norm, one.eps) != (other.norm, other.eps):
         return f"{one.norm} eps {one.eps:.6g} and {other.norm} eps {other.eps:.6g}"
+    if one.votes != other.votes:
+        return f"the majority of {one.votes} answers decided about one, of {other.votes} about the other"
     if one.data != other.data:
         return f"{one.data}, and {other.data}"
     proved = one.digest is not None and one.digest == other.digest

@@ -23,6 +23,7 @@ from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import Spec, make_plan
+from flatrock.evaluation.votes import check_votes
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.part import check_classes, data_part
@@ -43,6 +44,7 @@ def evaluate_run(
     first: bool = False,
     batch_size: int | None = None,
     precision: str = "auto",
+    votes: int = 1,
     doubt: bool = False,
     keep_adversarial: bool = False,
     journal: bool = False,
@@ -69,8 +71,9 @@ def evaluate_run(
     # The recipe's step sizes are meant for its own threat.
     chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
     usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own and seed == 0
-    asked = {**part_of_data(test, whole, first=first), **_about(recipe, whole_plan=usual, other_threat=threat != own)}
+    asked = {**part_of_data(test, whole, first=first), **_about(recipe, votes, usual=usual, other_threat=threat != own)}
     about = {**facts(path, recipe, meta), **asked, **other.provenance, **_so_far(path, recipe, progress)}
+    how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}
     stem = _stem(about, other.names(chosen), len(test), seed, threat)
     return evaluate(
         model,
@@ -82,14 +85,12 @@ def evaluate_run(
         ids=places(test, whole),
         device=device,
         batch_size=batch_size or recipe.evaluate.batch_size,
-        precision=precision,
-        doubt=doubt,
-        keep_adversarial=keep_adversarial,
         journal=path.parent / f"{stem}.part" if journal or resume else None,
         resume=resume,
         seed=seed,
         progress=progress,
         provenance=about,
+        **how,
     )
 
 
@@ -100,16 +101,28 @@ def part_of_data(test: Dataset, whole: Dataset, *, first: bool) -> dict[str, Any
     return {**about, "first": True} if which else about
 
 
+def voted_by(votes: int) -> dict[str, int]:
+    """How many answers decide, for the provenance, if it is not one; ConfigError if they cannot."""
+    return {"votes": count} if (count := check_votes(votes)) > 1 else {}
+
+
+def votes_mark(about: Mapping[str, Any]) -> str:
+    """For the names of files: `-votes15` where more than one answer decides."""
+    return f"-votes{about['votes']}" if "votes" in about else ""
+
+
 def how_many(about: Mapping[str, Any], samples: int) -> str:
     """For the names of files: `n100`, or `first100` where these are the first ones."""
     return f"{'first' if about.get('first') else 'n'}{samples}"
 
 
-def _about(recipe: Recipe, *, whole_plan: bool, other_threat: bool) -> dict[str, Any]:
+def _about(recipe: Recipe, votes: int, *, usual: bool, other_threat: bool) -> dict[str, Any]:
     """What was asked of the run."""
     said = {"norm": recipe.threat.norm, "eps": recipe.threat.eps}
+    voted = voted_by(votes)
     return {
-        "whole_plan": whole_plan,
+        "whole_plan": usual and not voted,
+        **voted,
         "train_seed": recipe.seed,
         **({"recipe_threat": said} if other_threat else {}),
     }
@@ -186,4 +199,4 @@ def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: in
         return name
     attacks = re.sub(r"[^\w.=-]+", "_", brief("+".join(names)))
     radius = f"-{threat.norm}-{threat.eps:.6g}" if "recipe_threat" in about else ""
-    return f"{name}{radius}-{attacks}-{how_many(about, samples)}-seed{seed}{surrogate_mark(about)}"
+    return f"{name}{radius}-{attacks}-{how_many(about, samples)}-seed{seed}{votes_mark(about)}{surrogate_mark(about)}"

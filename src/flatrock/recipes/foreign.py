@@ -22,8 +22,9 @@ from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
 from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import make_plan
+from flatrock.evaluation.votes import check_votes
 from flatrock.models.foreign import Foreign, open_foreign
-from flatrock.recipes.evaluate import adversarial_file, how_many, part_of_data
+from flatrock.recipes.evaluate import adversarial_file, how_many, part_of_data, voted_by, votes_mark
 from flatrock.recipes.foreign_model import ForeignModel, caught, examine, out_faults
 from flatrock.recipes.restore import Source
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
@@ -65,6 +66,7 @@ def evaluate_foreign(
     first: bool = False,
     batch_size: int | None = None,
     precision: str = "auto",
+    votes: int = 1,
     doubt: bool = False,
     keep_adversarial: bool = False,
     out: Path | None = None,
@@ -83,12 +85,13 @@ def evaluate_foreign(
     chosen, devices = DEFAULT_ATTACKS if attacks is None else attacks, each_device(device)
     made: dict[str, Any] = {"model": model, "weights": weights, "num_classes": num_classes, "normalize": normalize}
     asked = ForeignModel(**made, which=which, data=data, norm=norm, eps=eps)
-    asked.check(what="evaluation", faults=_faults(chosen, surrogate is not None, precision, devices, out))
+    asked.check(what="evaluation", faults=_faults(chosen, surrogate is not None, precision, votes, devices, out))
     foreign, whole = asked.opened(progress or Silent()), asked.part("test", data_folder)
     test = _examined(foreign, asked, some_samples(whole, limit, first=first), pick_device(devices[0]), on_data)
     other = open_surrogate(surrogate, test)
     chosen = other.attacks(chosen, chosen)
-    threat, about = asked.threat, {**foreign.about, **_data_facts(test, whole, first), **other.provenance}
+    threat, about = asked.threat, {**foreign.about, **_facts(test, whole, first, votes), **other.provenance}
+    how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}
     target = out or _default_target(about, other.names(chosen), threat, samples=len(test), seed=seed)
     return evaluate(
         foreign.model,
@@ -100,14 +103,12 @@ def evaluate_foreign(
         ids=places(test, whole),
         device=device,
         batch_size=batch_size,
-        precision=precision,
-        doubt=doubt,
-        keep_adversarial=keep_adversarial,
         journal=target.with_suffix(".part") if journal or resume else None,
         resume=resume,
         seed=seed,
         progress=progress,
         provenance=about,
+        **how,
     )
 
 
@@ -120,8 +121,8 @@ def _examined(
     return test
 
 
-def _data_facts(test: Dataset, whole: Dataset, first: bool) -> dict[str, Any]:
-    return {"dataset": test.name, **part_of_data(test, whole, first=first)}
+def _facts(test: Dataset, whole: Dataset, first: bool, votes: int) -> dict[str, Any]:
+    return {"dataset": test.name, **part_of_data(test, whole, first=first), **voted_by(votes)}
 
 
 def store_foreign(result: Result, out: Path | None = None) -> Path:
@@ -142,7 +143,7 @@ def _default_target(
 ) -> Path:
     """result-<model>-<data>-<threat>-<attacks>-n<samples>-seed<seed>-<begin of the weights' sha256>.json.
 
-    The first samples are first<samples>. A surrogate adds -from- and the begin of its digest.
+    The first samples are first<samples>. Votes add -votes<votes>, a surrogate -from- and the begin of its digest.
     """
     parts = [about["model"], about["dataset"], f"{threat.norm}{threat.eps:.4g}", brief("+".join(attacks))]
     parts += [
@@ -150,15 +151,22 @@ def _default_target(
         f"seed{seed}",
         *([about["weights_sha256"][:8]] if about["weights_sha256"] else []),
     ]
-    return Path(re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts])) + surrogate_mark(about) + ".json")
+    stem = re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts]))
+    return Path(f"{stem}{votes_mark(about)}{surrogate_mark(about)}.json")
 
 
 def _faults(
-    attacks: Attacks, transfers: bool, precision: str, devices: Sequence[torch.device | str], out: Path | None
+    attacks: Attacks,
+    transfers: bool,
+    precision: str,
+    votes: int,
+    devices: Sequence[torch.device | str],
+    out: Path | None,
 ) -> list[str]:
     """What is wrong with the options that do not describe the model."""
     # The surrogate is opened later; names can be checked with anything in its place.
     faults = caught("attacks", lambda: make_plan(attacks, surrogate=nn.Identity() if transfers else None))
     faults += caught("precision", lambda: choose("evaluate", "precision", precision, PRECISIONS))
+    faults += caught("votes", lambda: check_votes(votes))
     faults += caught("device", lambda: [pick_device(device) for device in devices])
     return faults + out_faults(out, Result.from_json, what="result of an evaluation")
