@@ -14,7 +14,8 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, clock, errors, friendly, say, show
 from flatrock.core.errors import TrainingError
-from flatrock.core.records import Result, Run
+from flatrock.core.records import Result
+from flatrock.core.runs import Run
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.train import train_recipe

@@ -22,7 +22,8 @@ from flatrock.core.errors import (
 )
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import VERSION as __version__
-from flatrock.core.records import Result, Run
+from flatrock.core.records import Result
+from flatrock.core.runs import Run
 from flatrock.core.threat import L2, Linf
 from flatrock.evaluation.evaluate import evaluate as _evaluate
 from flatrock.models.catalog import create_model

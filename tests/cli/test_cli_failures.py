@@ -16,7 +16,7 @@ from flatrock.cli.console import friendly, say, show
 from flatrock.cli.main import app, main
 from flatrock.cli.shared import check_out
 from flatrock.core.errors import StateError, TrainingError
-from flatrock.core.records import EpochRecord, Run
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.reports.table import Table
 
 # Brackets and colons that rich would take for markup, a closing tag without opening, and an emoji.

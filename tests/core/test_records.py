@@ -12,7 +12,8 @@ import torch
 
 from flatrock.core.errors import StateError
 from flatrock.core.provenance import VERSION, birth_certificate, commit
-from flatrock.core.records import EpochRecord, Finding, Result, Run
+from flatrock.core.records import Finding, Result
+from flatrock.core.runs import EpochRecord, Run
 
 
 def flags(text: str) -> torch.Tensor:

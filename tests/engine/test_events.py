@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flatrock.core.errors import StateError
-from flatrock.core.records import Run
+from flatrock.core.runs import Run
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train

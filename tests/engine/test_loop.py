@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.records import EpochRecord
+from flatrock.core.runs import EpochRecord
 from flatrock.core.tensorfile import load
 from flatrock.core.types import Parts, Views
 from flatrock.engine.folder import RunFolder

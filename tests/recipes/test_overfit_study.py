@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, StateError
-from flatrock.core.records import EpochRecord, Run
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.diagnostics.overfit import Study
 from flatrock.diagnostics.surface import Landscape
 from flatrock.recipes.overfit import sharpness_plan, study_runs

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from flatrock.core.errors import StateError
-from flatrock.core.records import EpochRecord, Run
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.reports.figures import PALE, learning_curves
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from flatrock.core.records import EpochRecord, Result, Run
+from flatrock.core.records import Result
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.reports.seeds import evaluated_seeds, trained_seeds
 
 THREAT = {"norm": "linf", "eps": 0.1}

@@ -11,7 +11,8 @@ import yaml
 from torch import Tensor
 
 from flatrock.core.files import write_atomic
-from flatrock.core.records import EpochRecord, Finding, Result
+from flatrock.core.records import Finding, Result
+from flatrock.core.runs import EpochRecord
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash

@@ -20,8 +20,9 @@ from flatrock.cli.shared import seeds_of
 from flatrock.cli.train import tell_run
 from flatrock.core.device import each_device, named_devices, pick_device
 from flatrock.core.provenance import device_name
-from flatrock.core.records import Result, Run
+from flatrock.core.records import Result
 from flatrock.core.rows import Row
+from flatrock.core.runs import Run
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.cost import estimate
 from flatrock.recipes.pieces import DEFAULT_RUNS

@@ -13,7 +13,7 @@ from flatrock.cli.console import TerminalProgress, errors, friendly, say, show
 from flatrock.cli.shared import seeds_of
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError, StateError, TrainingError
-from flatrock.core.records import Run
+from flatrock.core.runs import Run
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.load import load_recipe, load_seeds
 from flatrock.recipes.pieces import DEFAULT_RUNS

@@ -1,4 +1,4 @@
-"""What a run leaves behind: plain frozen values that go to JSON and come back."""
+"""What an evaluation leaves behind: plain frozen values that go to JSON and come back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import fsum, inf, isfinite
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,45 +29,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}; {self.cure}"
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """One epoch of training. Accuracies are fractions; None where the epoch was not probed."""
-
-    epoch: int
-    step: int
-    lr: float
-    terms: Mapping[str, float]
-    running_accuracy: float
-    clean: float | None
-    robust: float | None
-    train_robust: float | None
-    selected_on: str
-    best_epoch: int | None
-    seconds: float
-    images_per_second: float
-    collapsed: bool = False
-    # The same for averaged weights, where a flatness method keeps them.
-    average_clean: float | None = None
-    average_robust: float | None = None
-    average_best_epoch: int | None = None
-    # Seconds since the run began, probes and checkpoints included; None in files older than this.
-    elapsed: float | None = None
-
-    @property
-    def gap(self) -> float | None:
-        """Robust generalization gap: robust accuracy on training data minus on the selection data."""
-        return None if self.train_robust is None or self.robust is None else self.train_robust - self.robust
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, the gap included for readers."""
-        return {**asdict(self), "gap": self.gap}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
-        """Inverse of to_dict."""
-        return cls(**{k: v for k, v in values.items() if k != "gap"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,34 +234,3 @@ def _flags(what: str, values: Sequence[int], n: int) -> Tensor:
     if not set(values) <= {0, 1}:
         raise ValueError(f"{what} that are neither 0 nor 1")
     return _each(what, values, n, torch.bool)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A training run on disk: where it lies, what its epochs were, and how it ended."""
-
-    folder: Path
-    records: tuple[EpochRecord, ...]
-    status: str
-    reason: str = ""
-
-    @property
-    def last(self) -> EpochRecord:
-        """The last finished epoch."""
-        return self.records[-1]
-
-    @property
-    def best(self) -> EpochRecord | None:
-        """The best epoch on the selection data; None if every epoch so far predicted a single class."""
-        return best_record(self.records, "best_epoch")
-
-    @property
-    def best_average(self) -> EpochRecord | None:
-        """The epoch whose averaged weights were best; None if none were kept, or all predicted a single class."""
-        return best_record(self.records, "average_best_epoch")
-
-
-def best_record(records: Sequence[EpochRecord], key: str) -> EpochRecord | None:
-    """The record of the epoch that the last record names as best under `key`."""
-    wanted = getattr(records[-1], key) if records else None
-    return next((r for r in records if r.epoch == wanted), None)

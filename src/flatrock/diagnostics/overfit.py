@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flatrock.core.errors import StateError
-from flatrock.core.records import EpochRecord, Run
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.diagnostics.surface import Array, Landscape, plain
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from flatrock.core.errors import StateError
 from flatrock.core.progress import Progress
-from flatrock.core.records import EpochRecord
+from flatrock.core.runs import EpochRecord
 
 
 class EventLog:

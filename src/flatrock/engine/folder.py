@@ -20,7 +20,7 @@ from typing import Any
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, unsealed, write_atomic
 from flatrock.core.locks import locked
-from flatrock.core.records import EpochRecord, Run
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.engine.writer import Writer
 
 STATUSES = ("running", "finished", "truncated", "failed")

@@ -14,8 +14,8 @@ from torch import nn
 
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.records import EpochRecord, Run, best_record
 from flatrock.core.rng import kept_global_rng
+from flatrock.core.runs import EpochRecord, Run, best_record
 from flatrock.engine.average import averaged
 from flatrock.engine.checkpoint import model_tensors
 from flatrock.engine.events import EventLog

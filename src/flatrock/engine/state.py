@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.progress import Progress
-from flatrock.core.records import EpochRecord
+from flatrock.core.runs import EpochRecord
 from flatrock.core.tensorfile import load
 from flatrock.engine.checkpoint import model_tensors, optimizer_tensors, put_model, put_optimizer
 from flatrock.engine.folder import RunFolder, differences

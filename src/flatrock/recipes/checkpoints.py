@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatrock.core.errors import StateError
-from flatrock.core.records import Run
+from flatrock.core.runs import Run
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.restore import EPOCH, Source, open_checkpoint
 

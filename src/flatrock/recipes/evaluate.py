@@ -14,8 +14,9 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.files import brief, write_atomic
 from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
-from flatrock.core.records import Result, Run
+from flatrock.core.records import Result
 from flatrock.core.registry import unknown
+from flatrock.core.runs import Run
 from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat
 from flatrock.data.dataset import Dataset

@@ -17,7 +17,7 @@ from flatrock.core.errors import ConfigError, DataError, StateError
 from flatrock.core.files import json_text
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
-from flatrock.core.records import Run
+from flatrock.core.runs import Run
 from flatrock.data.dataset import Dataset
 from flatrock.data.npz import load_unlabelled, save
 from flatrock.models.classifier import Classifier

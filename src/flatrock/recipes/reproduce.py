@@ -13,8 +13,9 @@ from flatrock.core.errors import BusyError, FlatrockError, StateError
 from flatrock.core.files import write_atomic
 from flatrock.core.locks import locked
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.records import Result, Run
+from flatrock.core.records import Result
 from flatrock.core.rows import Row, added, read_rows, write_rows
+from flatrock.core.runs import Run
 from flatrock.data.catalog import load_data
 from flatrock.engine.failure import in_short, trace_of
 from flatrock.engine.folder import RunFolder

@@ -11,8 +11,8 @@ from typing import Any
 
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import sha256
-from flatrock.core.records import Run
 from flatrock.core.registry import unknown
+from flatrock.core.runs import Run
 from flatrock.data.catalog import default_folder, found, how_to_get, info
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.recipes.build import extra_fault

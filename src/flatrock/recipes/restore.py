@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, StateError
-from flatrock.core.records import Run
 from flatrock.core.registry import unknown
+from flatrock.core.runs import Run
 from flatrock.core.tensorfile import load as load_checkpoint
 from flatrock.data.dataset import Dataset
 from flatrock.engine.checkpoint import put_model

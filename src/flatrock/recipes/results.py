@@ -13,8 +13,9 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
-from flatrock.core.records import EpochRecord, Result, Run
+from flatrock.core.records import Result
 from flatrock.core.rows import Row, Score
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.plans import make_plan
 from flatrock.recipes.load import library, load_recipe

@@ -19,7 +19,7 @@ from flatrock.core.device import kind_fault
 from flatrock.core.errors import ConfigError, FlatrockError, StateError, TrainingError
 from flatrock.core.processes import begun, end_with_parent, how_it_ended
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.records import Run
+from flatrock.core.runs import Run
 from flatrock.core.team import LostError, joined, leave
 from flatrock.data import pictures
 from flatrock.data.catalog import load_data

@@ -12,7 +12,7 @@ from flatrock.core.device import Devices, pick_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import plain
 from flatrock.core.progress import Progress
-from flatrock.core.records import Run
+from flatrock.core.runs import Run
 from flatrock.core.threat import L2, Linf
 from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job

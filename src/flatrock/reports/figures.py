@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatrock.core.errors import StateError
-from flatrock.core.records import EpochRecord, Run
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.reports.style import COLOURS as COLOURS
 from flatrock.reports.style import blank, dress, store
 

@@ -8,7 +8,8 @@ from statistics import mean, stdev
 
 import torch
 
-from flatrock.core.records import Result, Run
+from flatrock.core.records import Result
+from flatrock.core.runs import Run
 from flatrock.reports.table import Table, comparison, percent
 
 
