@@ -189,7 +189,7 @@ def test_pickled_model_is_refused_with_the_way_out(here: Path) -> None:
     done = flatrock("eval", "--weights", "whole.pt", "--data", "digits", *THREAT)
     assert done.exit_code == 2
     assert "would run code from the file, so it is refused" in done.output
-    assert "torch.load('whole.pt'" in done.output
+    assert 'torch.load("whole.pt"' in done.output
 
 
 def test_checkpoint_of_a_run_as_weights_is_sent_the_right_way(run_folder: Path) -> None:

@@ -15,6 +15,7 @@ from flatrock.core.records import Finding, Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf
 from flatrock.evaluation import checks, doubt
+from flatrock.evaluation.checks import check_collapse
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.fast_model import Counted
@@ -645,6 +646,16 @@ def test_e15_one_answer_to_everything(doubt: bool) -> None:
     assert "answers 1 to all 64 clean samples" in result.findings[0].message
     assert result.robust == result.clean == pytest.approx(1 / 3, abs=0.02)
     assert comparison({"m": result}).rows[0][0] == "m COLLAPSED"
+
+
+@pytest.mark.parametrize(
+    ("of_it", "others", "collapsed"), [(48, 1, False), (990, 9, False), (990, 10, True), (5, 5, True), (6, 4, False)]
+)
+def test_e15_takes_samples_of_other_classes(of_it: int, others: int, collapsed: bool) -> None:
+    """One misread sample among many of one class is no collapse."""
+    y = torch.tensor([1] * of_it + [0] * others)
+    logits = torch.eye(4)[torch.ones_like(y)]
+    assert bool(check_collapse(logits, y)) == collapsed
 
 
 def test_e15_hides_no_masked_gradients() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.errors import StateError
+from flatrock.core.errors import BusyError, StateError
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.exam import Exam
-from flatrock.evaluation.journal import Chunk, Journal, discard
+from flatrock.evaluation.journal import Chunk, Journal, discard, discard_left_over, journaled
 
 IDENTITY = {"model": "abc", "seed": 0, "attacks": {"pgd-3": {"steps": 3}}}
 
@@ -329,6 +330,7 @@ def test_a_finished_evaluation_is_read_by_those_who_ask_the_same(
         {"batch_size": 9},
         {"provenance": {"epoch": 3}},
         {"keep_adversarial": True},
+        {"marks": ("test-selected",)},
     ):
         evaluate(**{**asked, "resume": True, **change})
         assert made, change
@@ -337,6 +339,60 @@ def test_a_finished_evaluation_is_read_by_those_who_ask_the_same(
     (tmp_path / "x.json").write_text(whole.to_json()[:-9])
     assert evaluate(**asked, resume=True).worst.equal(whole.worst)
     assert made, "what is damaged is made again"
+
+
+def test_what_is_said_about_a_finished_evaluation_is_compared_as_files_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {**question(), "keep_adversarial": False, "journal": tmp_path / "x.part"}
+    about = {"shape": (1, 2), "unfinished": "1 of 2 epochs"}
+    (tmp_path / "x.json").write_text(evaluate(**asked, provenance=about).to_json())
+    discard(tmp_path / "x.part")
+    made = attempts(monkeypatch)
+    evaluate(**asked, resume=True, provenance=about)
+    assert made == [], "a tuple comes back as a list"
+    evaluate(**asked, resume=True, provenance={"shape": (1, 2)})
+    assert made, "the run is finished now"
+
+
+@pytest.mark.parametrize(
+    ("stored", "begun", "left_over"),
+    [
+        ({}, {}, True),
+        ({"doubt": True}, {}, True),
+        ({}, {"doubt": True}, False),
+        ({"doubt": True}, {"doubt": True}, True),
+        ({}, {"keep_adversarial": True}, False),
+    ],
+)
+def test_batches_of_one_who_asked_for_more_are_no_left_overs(
+    tmp_path: Path, stored: dict[str, bool], begun: dict[str, bool], left_over: bool
+) -> None:
+    asked = {**question(), "keep_adversarial": False, "journal": tmp_path / "x.part"}
+    (tmp_path / "x.json").write_text(evaluate(**{**asked, **stored}).to_json())
+    discard(tmp_path / "x.part")
+    more = {**asked, **begun}
+    with pytest.raises(Killed):
+        evaluate(**more, progress=Ends(3))
+    discard_left_over(tmp_path / "x.part")
+    assert (tmp_path / "x.part").exists() != left_over
+    if not left_over:
+        with pytest.raises(
+            StateError, match=r"3 finished batches of .* that was stopped; go on with --resume"
+        ):
+            evaluate(**more)
+    evaluate(**more, resume=not left_over)
+
+
+def test_a_journal_is_one_process_s_at_a_time(tmp_path: Path) -> None:
+    asked = {**question(), "journal": tmp_path / "x.part"}
+    with (
+        journaled(tmp_path / "x.part", IDENTITY, resume=False) as book,
+        pytest.raises(BusyError, match=rf"^process {os.getpid()} is evaluating into .*x\.part; wait for it$"),
+    ):
+        book.keep(chunk(0, 1))
+        evaluate(**asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.part"], "the lock is gone, the batches are there"
 
 
 def test_a_finished_evaluation_of_another_function_with_the_same_weights_is_not_taken(

@@ -28,7 +28,7 @@ STATUSES = ("running", "finished", "truncated", "failed")
 OWN_FILE = re.compile(
     r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|failure\.txt|curves\.png|overfit\.(json|png|svg)"
     r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
-    r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part|png)|\.lock)(\.part)?"
+    r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part(\.lock)?|png)|\.lock)(\.part)?"
     r"|\.?(landscape|curvature|certificate)-[\w.=+-]+\.(json|tsv|part|png|svg|html)(\.part)?"
 )
 

@@ -28,7 +28,7 @@ from flatrock.evaluation.crew import Crew, crew
 from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam
 from flatrock.evaluation.fast_model import Counted
-from flatrock.evaluation.journal import Chunk, Journal, answered, question, result_file
+from flatrock.evaluation.journal import Chunk, Journal, answered, journaled, question, result_file
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
 from flatrock.evaluation.setting import at_work, choose_crafting
 from flatrock.evaluation.surrogate import check_answers, check_surrogate
@@ -66,9 +66,8 @@ def evaluate(
     earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass, or the majority
     of an odd number of them, `votes`, for models that answer at random. Random numbers belong to `ids`, one per sample,
     or to rows of x. Of several devices each attacks in a process of its own. Attacks craft in half `precision` on a GPU
-    (`auto`), everywhere, or not (`full`). `doubt` looks for reasons not to believe the number. A `journal` folder holds
-    every finished batch; `resume` goes on from there, or reads the result beside it. `fab`, `fab-t`, `rays` alone also
-    measure distances. Attacks named transfer-... craft on the `surrogate`.
+    (`auto`), everywhere, or not (`full`). `doubt` looks for reasons not to believe it. A `journal` folder has finished
+    batches; `resume` goes on there, or reads the result beside it. Attacks named transfer-... craft on the `surrogate`.
     """
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
@@ -84,10 +83,11 @@ def evaluate(
         findings = [*at_first, *check_marks(marks), *doubts_before(exam, steps, logits, note)]
         identity = {} if journal is None else _identity(exam, steps, seed, crafted, margins)
         told |= question(identity, doubt=doubt)
-        if resume and not keep_adversarial and (known := _known(journal, told, identity, progress)):
+        if resume and not keep_adversarial and (known := _known(journal, told, identity, marks, progress)):
             return known
-        store = Journal(journal, identity, resume=resume)
-        with crew(exam, devices, attacks, logits.shape[1], precision=precision, crafted=crafted) as workers:
+        kept = journaled(journal, identity, resume=resume, doubt=doubt, keep_adversarial=keep_adversarial)
+        how = {"precision": precision, "crafted": crafted}
+        with kept as store, crew(exam, devices, attacks, logits.shape[1], **how) as workers:
             _run(exam, steps, tally, store, progress, workers)
         findings += doubts_after(steps, tally, classes=logits.shape[1]) + (doubts_deep(exam, tally) if doubt else [])
         found = {**tally.kept(), "rounded": tally.rounded(exam), "ids": exam.ids, "marks": marks}
@@ -183,10 +183,14 @@ def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str, marg
 
 
 def _known(
-    journal: Path | str | None, told: Mapping[str, Any], identity: Mapping[str, Any], progress: Progress | None
+    journal: Path | str | None,
+    told: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    marks: tuple[str, ...],
+    progress: Progress | None,
 ) -> Result | None:
     """A finished result that answers the question, if there is one."""
-    known = None if journal is None else answered(journal, told, identity)
+    known = None if journal is None else answered(journal, told, identity, marks)
     if journal is not None and known is not None and progress is not None:
         progress.say(f"read {result_file(journal)}, which was evaluated before")
     return known

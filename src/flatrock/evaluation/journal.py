@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sha256, write_atomic
 from flatrock.core.identity import ANSWERS, answers, differences
+from flatrock.core.locks import locked
 from flatrock.core.records import Result
 from flatrock.core.tensorfile import load, save
 
@@ -34,6 +35,10 @@ class Chunk:
     )
 
 
+# Under this name exam.json says what is wanted beside the answer to its question; who goes on may want something else.
+WANTED = "wanted"
+
+
 class Journal:
     """The chunks of one evaluation in a folder; without a folder nothing is kept.
 
@@ -41,7 +46,7 @@ class Journal:
     there is played back, what is missing or damaged is made again.
     """
 
-    def __init__(self, folder: Path | str | None, identity: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(self, folder: Path | str | None, identity: Mapping[str, Any], *, resume: bool, **wanted: bool) -> None:
         folder = None if folder is None else Path(folder)
         self._folder = folder
         self._next = 0
@@ -59,12 +64,13 @@ class Journal:
                 "(resume=True), or delete it to start again"
             )
         discard(folder)
-        write_atomic(known, json_text(dict(identity)).encode())
+        write_atomic(known, json_text({**identity, WANTED: wanted}).encode())
 
     def _check(self, known: Path, identity: Mapping[str, Any]) -> None:
         try:
-            odd = differences(known.read_text(), identity)
-        except (ValueError, TypeError) as error:
+            asked = {k: v for k, v in json.loads(known.read_text()).items() if k != WANTED}
+            odd = differences(json_text(asked), identity)
+        except (ValueError, TypeError, AttributeError) as error:
             raise StateError(f"{known} is damaged; delete {known.parent} to start again") from error
         if odd:
             raise StateError(
@@ -107,12 +113,26 @@ class Journal:
             discard(self._folder)
 
 
+@contextmanager
+def journaled(
+    folder: Path | str | None, identity: Mapping[str, Any], *, resume: bool, **wanted: bool
+) -> Iterator[Journal]:
+    """A journal that no other process evaluates into meanwhile; BusyError if one does."""
+    if folder is None:
+        yield Journal(None, identity, resume=resume)
+        return
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f".{folder.name}.lock"), "evaluating into", folder):
+        yield Journal(folder, identity, resume=resume, **wanted)
+
+
 def question(identity: Mapping[str, Any], *, doubt: bool) -> dict[str, str]:
     """For the provenance: a digest of what is asked, without the answers, which processes may round differently.
 
     Nothing where nothing is kept.
     """
-    asked = {k: v for k, v in identity.items() if k != ANSWERS}
+    asked = {k: v for k, v in identity.items() if k not in (ANSWERS, WANTED)}
     return {"question": sha256(json_text({**asked, "doubt": doubt}))} if asked else {}
 
 
@@ -121,13 +141,19 @@ def result_file(folder: Path | str) -> Path:
     return Path(folder).with_suffix(".json")
 
 
-def answered(folder: Path | str, told: Mapping[str, Any], identity: Mapping[str, Any]) -> Result | None:
-    """The result stored beside a journal if it answers this very question of the same model; None if there is none."""
+def answered(
+    folder: Path | str, told: Mapping[str, Any], identity: Mapping[str, Any], marks: tuple[str, ...]
+) -> Result | None:
+    """The result stored beside a journal if it answers this very question of the same model; None if there is none.
+
+    Nor is one of a run that was not finished then, and is now.
+    """
     try:
         result = Result.from_json(result_file(folder).read_text(), str(result_file(folder)))
     except (OSError, UnicodeDecodeError, StateError):  # made again, it is replaced
         return None
-    if any(result.provenance.get(key) != value for key, value in told.items()):
+    asked, about = json.loads(json_text(dict(told))), result.provenance
+    if any(about.get(key) != asked.get(key) for key in {*asked, "unfinished"}) or result.marks != marks:
         return None
     said = {ANSWERS: None if identity[ANSWERS] is None else answers(result.margins["clean"])}
     return None if differences(json_text(said), {ANSWERS: identity[ANSWERS]}) else result
@@ -145,11 +171,18 @@ def discard_left_over(folder: Path) -> None:
 
 
 def _left_over(folder: Path) -> bool:
-    """Whether these are batches of the result stored beside them: who stored it was killed before they were removed."""
+    """Whether the result stored beside these batches has all that their evaluation asks for.
+
+    Who stored it was killed before they were removed, or began anew and was stopped. Not if it has fewer doubts, or
+    nothing is known of the inputs that are to be kept.
+    """
     try:
         asked = json.loads((folder / "exam.json").read_text())
         known = Result.from_json(result_file(folder).read_text(), str(folder)).provenance.get("question")
-        return known is not None and known in {question(asked, doubt=d)["question"] for d in (False, True)}
+        wanted = asked.get(WANTED, {})
+        enough = {True, bool(wanted.get("doubt"))}
+        answers_it = known is not None and known in {question(asked, doubt=d)["question"] for d in enough}
+        return answers_it and not wanted.get("keep_adversarial")
     except (OSError, ValueError, TypeError, AttributeError, KeyError, StateError):
         return False
 

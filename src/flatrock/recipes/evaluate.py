@@ -22,7 +22,7 @@ from flatrock.core.threat import THREATS, Threat
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import evaluate
-from flatrock.evaluation.journal import discard
+from flatrock.evaluation.journal import discard, discard_left_over
 from flatrock.evaluation.plans import Spec, make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.classifier import Classifier
@@ -181,11 +181,19 @@ def store_result(source: Source, result: Result) -> Path:
     about = result.provenance
     threat = THREATS[result.threat["norm"]](result.threat["eps"])
     stem = _stem(about, sorted(result.per_attack), result.n, int(about["seed"]), threat)
-    target = folder / f"{stem}.json"
+    return write_result(folder / f"{stem}.json", result)
+
+
+def write_result(target: Path, result: Result) -> Path:
+    """Store a result, with its inputs if they are kept, and remove the batches it was made of."""
     if result.adversarial is not None:
-        save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **about})
-    write_atomic(target, result.to_json().encode())
-    discard(folder / f"{stem}.part")
+        save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **result.provenance})
+    text, part = result.to_json().encode(), target.with_suffix(".part")
+    if target.is_file() and target.read_bytes() == text:  # it was read: newer batches are another evaluation's
+        discard_left_over(part)
+    else:
+        write_atomic(target, text)
+        discard(part)
     return target
 
 

@@ -11,20 +11,18 @@ import torch
 from torch import nn
 
 from flatrock.core.device import Devices, each_device, pick_device
-from flatrock.core.files import brief, write_atomic
+from flatrock.core.files import brief
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result
-from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
-from flatrock.evaluation.journal import discard
 from flatrock.evaluation.plans import make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.foreign import Foreign, open_foreign
-from flatrock.recipes.evaluate import adversarial_file, how_many, part_of_data, voted_by, votes_mark
+from flatrock.recipes.evaluate import how_many, part_of_data, voted_by, votes_mark, write_result
 from flatrock.recipes.foreign_model import ForeignModel, caught, examine, out_faults
 from flatrock.recipes.restore import Source
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
@@ -130,12 +128,7 @@ def store_foreign(result: Result, out: Path | None = None) -> Path:
     about = result.provenance
     threat = THREATS[result.threat["norm"]](result.threat["eps"])
     named = _default_target(about, sorted(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
-    target = out or named
-    if result.adversarial is not None:
-        save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **about})
-    write_atomic(target, result.to_json().encode())
-    discard(target.with_suffix(".part"))
-    return target
+    return write_result(out or named, result)
 
 
 def _default_target(
