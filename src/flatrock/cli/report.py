@@ -11,6 +11,7 @@ from flatrock.cli.console import friendly, say
 from flatrock.cli.shared import check_page, recognised
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import read_rows, repeated
+from flatrock.recipes.expected import expected_bands
 from flatrock.reports.papers import known_papers
 from flatrock.reports.results_files import read_notes, write_results
 
@@ -37,7 +38,7 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
         if twice:
             raise ConfigError(f"{twice[0].recipe} with seed {twice[0].seed} is in the files twice; leave one out")
         files = [file for file, _ in found]
-        pictures = write_results(rows, known, files, out)
+        pictures = write_results(rows, known, files, out, bands=expected_bands(rows))
         say(f"wrote {out}: {len(rows)} runs")
         for name in sorted(read_notes(files).keys() - {row.recipe for row in rows}):
             say(("left out ", "yellow"), f"the note on {name}: there is no such row")

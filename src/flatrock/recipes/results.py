@@ -75,8 +75,8 @@ def protocol(name: str) -> str:
 
 
 def judged(recipe: Recipe) -> dict[str, Any]:
-    """What decides the numbers of a row: the keys that decide the weights, and the attacks, by their dotted names."""
-    return leaves({**recipe.training_keys(), "evaluate": {"attacks": recipe.resolved()["evaluate"]["attacks"]}})
+    """What decides the numbers of a row, by its dotted names."""
+    return leaves(recipe.judged_keys())
 
 
 def changes(recipe: Recipe) -> list[str]:
@@ -180,7 +180,7 @@ def take_attacks(folder: RunFolder, recipe: Recipe) -> None:
 
     own = stored_recipe(folder)
     if own.evaluate.attacks != recipe.evaluate.attacks:
-        now = own.model_copy(update={"evaluate": recipe.evaluate})
+        now = own.model_copy(update={"evaluate": recipe.evaluate, "about": recipe.about})  # bands are of attacks
         folder.write_recipe(yaml.safe_dump(now.resolved(), sort_keys=False))
 
 
