@@ -38,15 +38,15 @@ def row_of(seed: int, score: Score | None, *, recipe: str = "mine", changes: tup
 
 def test_the_rule_for_several_seeds_by_hand() -> None:
     # mean 0.6, s = 0.04 (variance 0.0016), p = (0.6 * 496 + 2) / 500 = 0.5992, e² = 0.5992 * 0.4008 / 496 = 0.000484192
-    half = 2 * sqrt((1 + 1 / 3) * (0.0016 + 0.000484192))  # 0.10543
+    half = 2.575829 * sqrt((1 + 1 / 3) * (0.0016 + 0.000484192))  # 0.13579
     low, high = band([0.56, 0.60, 0.64], 496)
-    assert (low, high) == (49.4, 70.6)
+    assert (low, high) == (46.4, 73.6)
     assert low <= 60 - 100 * half < low + 0.1 and high - 0.1 < 60 + 100 * half <= high
 
 
 def test_of_one_seed_the_error_of_the_test_set_is_taken_twice() -> None:
-    # p = 0.5, e = sqrt(0.25 / 2496) = 0.010008: 2 sqrt(2 (e² + e²)) = 4 e = 0.040032
-    assert band([0.5], 2496) == (45.9, 54.1)
+    # p = 0.5, e = sqrt(0.25 / 2496) = 0.010008: z sqrt(2 (e² + e²)) = 2 z e = 0.051558
+    assert band([0.5], 2496) == (44.8, 55.2)
 
 
 @pytest.mark.parametrize(("share", "end"), [(0.0, 0), (1.0, 1)])

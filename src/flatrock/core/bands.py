@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, sqrt
-from statistics import mean, variance
+from statistics import NormalDist, mean, variance
 
 from flatrock.core.errors import StateError
 from flatrock.core.rows import Row
@@ -12,21 +12,23 @@ from flatrock.core.rows import Row
 # Lowest and highest, in percent of the test set; of each measure, `clean` or the name of an attack or plan.
 Band = tuple[float, float]
 Bands = Mapping[str, Band]
+# A table of recipes has a hundred measures, so not more than one in a hundred should be outside by chance.
+Z = NormalDist().inv_cdf(0.995)  # 2.576
 
 
 def band(shares: Sequence[float], n: int) -> Band:
     """Where one more run of a recipe is expected that had these shares of n test samples right, one for each seed of k.
 
-    mean ± 2 sqrt((1 + 1/k) (s² + e²)), widened to whole tenths of a percent and cut at 0 and 100. s is the standard
-    deviation over seeds, e the standard error a test set of this size leaves, sqrt(p (1 - p) / n); for it two samples
-    more are right and two more wrong, so that it is not zero where all are. The s of few seeds is itself uncertain,
-    which is why e is in the sum; of one seed there is none, and e takes its place.
+    mean ± z sqrt((1 + 1/k) (s² + e²)), z = 2.576, widened to whole tenths of a percent and cut at 0 and 100. s is the
+    standard deviation over seeds, e the standard error a test set of this size leaves, sqrt(p (1 - p) / n); for it two
+    samples more are right and two more wrong, so that it is not zero where all are. The s of few seeds is itself
+    uncertain, which is why e is in the sum; of one seed there is none, and e takes its place.
     """
     k, centre = len(shares), mean(shares)
     p = (n * centre + 2) / (n + 4)
     test = p * (1 - p) / n
     seeds = variance(shares) if k > 1 else test
-    half = 2 * sqrt((1 + 1 / k) * (seeds + test))
+    half = Z * sqrt((1 + 1 / k) * (seeds + test))
     return max(floor(1000 * (centre - half)) / 10, 0.0), min(ceil(1000 * (centre + half)) / 10, 100.0)
 
 
