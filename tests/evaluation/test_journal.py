@@ -377,9 +377,7 @@ def test_batches_of_one_who_asked_for_more_are_no_left_overs(
     discard_left_over(tmp_path / "x.part")
     assert (tmp_path / "x.part").exists() != left_over
     if not left_over:
-        with pytest.raises(
-            StateError, match=r"3 finished batches of .* that was stopped; go on with --resume"
-        ):
+        with pytest.raises(StateError, match=r"3 finished batches of .* that was stopped; go on with --resume"):
             evaluate(**more)
     evaluate(**more, resume=not left_over)
 

@@ -25,7 +25,9 @@ def run(
         target = _target(file / Path(recipe).name if file.is_dir() else file)
         if target.exists():
             raise StateError(f"{target} exists and is left alone; choose another name")
-        text = recipe_text(found.model_copy(update={"name": target.stem}), called=target.name)
+        # What is copied is there to be edited: how it scored is told, but what it becomes is not held to it.
+        about = found.about.model_copy(update={"bands": {}, "expect": found.about.expected})
+        text = recipe_text(found.model_copy(update={"name": target.stem, "about": about}), called=target.name)
         write_atomic(target, text.encode())
         say(f"wrote {target}; edit it, then: flatrock check {shlex.quote(str(target))}")
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli import (
+    bands,
     bench,
     certify,
     check,
@@ -85,6 +86,7 @@ app.command("pseudo-label")(pseudo_label.run)
 app.command("reproduce")(reproduce.run)
 app.command("results")(results.run)
 app.command("report")(report.run)
+app.command("bands")(bands.run)
 app.command("report-speed")(report_speed.run)
 app.command("doctor")(doctor.run)
 

@@ -15,7 +15,7 @@ import typer
 from flatrock.cli.console import TerminalProgress, clock, errors, friendly, human, say, show
 from flatrock.cli.evaluate import draw_plans, tell_findings
 from flatrock.cli.reproduce_table import Prepared, prepare
-from flatrock.cli.results import tell_changes
+from flatrock.cli.results import tell_changes, tell_expected
 from flatrock.cli.shared import seeds_of
 from flatrock.cli.train import tell_run
 from flatrock.core.device import each_device, named_devices, pick_device
@@ -25,16 +25,19 @@ from flatrock.core.rows import Row
 from flatrock.core.runs import Run
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.cost import estimate
+from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.reproduce import Listener, Outcome
 from flatrock.recipes.reproduce_plan import NEW, Planned
 from flatrock.recipes.results import changes
 from flatrock.reports.claims import more_differences, tally_lines
+from flatrock.reports.expected import expected_line
 from flatrock.reports.results import overview
 from flatrock.reports.table import Table
 
-# Some rows failed; all went well, but --limit-minutes or another process left some for the next time.
-FAILED, UNFINISHED = 1, 3
+# Some rows failed; all went well, but --limit-minutes or another process left some for the next time; all are there,
+# and some are not what their recipes expect.
+FAILED, UNFINISHED, UNEXPECTED = 1, 3, 4
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -95,8 +98,11 @@ def run(
         _tell_outcome(table, outcome)
         if files := table.report():
             say("\n".join(f"wrote {file}" for file in (table.out, *files)))
+        tell_expected(outcome.rows, outcome.bands)
         if outcome.problems or outcome.left:
             raise typer.Exit(FAILED if outcome.problems else UNFINISHED)
+        if outcome.missed:
+            raise typer.Exit(UNEXPECTED)
 
 
 class Told(Listener):
@@ -129,9 +135,9 @@ class Told(Listener):
         say(f"wrote {file}")
         draw_plans(result, file)
         tell_findings(result)
-        expected = planned.recipe.about.expect
-        if expected and not changes(planned.recipe):
-            say(f"expected: {expected}")
+        about = planned.recipe.about
+        if about.expect and not about.bands and not changes(planned.recipe):
+            say(f"expected: {about.expect}")
 
     def failed(self, planned: Planned, why: str) -> None:
         """Why."""
@@ -143,7 +149,11 @@ class Told(Listener):
         say(("left ", "yellow"), f"{planned.folder.name}: {why}", to=errors)
 
     def added(self, planned: Planned, rows: Sequence[Row]) -> None:
-        """The table so far."""
+        """Whether the row is as expected, and the table so far."""
+        made = [row for row in rows[-1:] if (row.recipe, row.seed) == (planned.recipe.name, planned.recipe.seed)]
+        bands = expected_bands(made if self._worked else [], [planned.recipe])
+        for row in made if bands else ():
+            say(expected_line(row, bands[row.key]))
         if self._whole:
             self._seconds.append(time.monotonic() - self._begun)
         if self._worked and len(rows) < self._total and rows:

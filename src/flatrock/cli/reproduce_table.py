@@ -12,6 +12,7 @@ from flatrock.cli.shared import check_json, check_out, check_page
 from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.progress import Progress
 from flatrock.core.rows import SCHEMA, Row, read_rows
+from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.reproduce import Listener, Outcome, reproduce_rows
 from flatrock.recipes.reproduce_plan import Overrides, Planned, plan_rows
@@ -67,7 +68,8 @@ class Prepared:
         rows = self.known()
         if not rows:
             return []
-        pictures = write_results(rows, self.figures(rows), [self.out], self.page, command=self.command)
+        bands = expected_bands(rows, [planned.recipe for planned in self.rows])
+        pictures = write_results(rows, self.figures(rows), [self.out], self.page, bands=bands, command=self.command)
         return [self.page, *pictures]
 
 

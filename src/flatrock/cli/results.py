@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +10,14 @@ import typer
 
 from flatrock.cli.console import friendly, say, show
 from flatrock.cli.shared import check_json
+from flatrock.core.bands import Bands
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import SCHEMA, Row, added, read_rows, repeated, write_rows
+from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.results import collect_run
+from flatrock.reports.expected import PASS, expected_summary, expected_table
 from flatrock.reports.remarks import told_once
-from flatrock.reports.results import overview
+from flatrock.reports.results import overview, row_names
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of evaluated runs")]
 Out = Annotated[Path, typer.Option(help="the .json file to write, such as results/cifar10_short.json")]
@@ -40,6 +43,7 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
             if row.main is None and row.status != "failed":
                 say(("not evaluated ", "yellow"), f"{row.recipe}; run `flatrock eval` on it, then this again")
         tell_changes(rows)
+        tell_expected(rows, expected_bands(rows))
         write_rows(out, rows)
         say(f"wrote {out}")
 
@@ -52,3 +56,11 @@ def tell_changes(rows: Sequence[Row]) -> None:
             said.setdefault("; ".join(row.changes), []).append(row.recipe)
     for who, text in told_once(said, [row.recipe for row in rows]):
         say(("changed ", "yellow"), f"{who}: {text}")
+
+
+def tell_expected(rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> None:
+    """Whether rows are what their recipes expect; nothing if nothing is expected of any."""
+    if summary := expected_summary(rows, bands):
+        show(expected_table(row_names(rows), rows, bands))
+        verdict, _, rest = summary.partition(":")
+        say((verdict, "bold green" if verdict == PASS else "bold red"), f":{rest}")

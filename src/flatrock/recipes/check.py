@@ -10,10 +10,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from flatrock.core.errors import ConfigError, is_plain, shown
 from flatrock.core.registry import unknown
 from flatrock.data.catalog import info
+from flatrock.evaluation.plans import make_plan
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.pieces import data_shape, model_options
 from flatrock.recipes.rules import INNER_ATTACKS, Draft, examined
-from flatrock.recipes.schema import Network, Recipe
+from flatrock.recipes.schema import About, Evaluate, Network, Recipe
 
 # Where a call gives a thing of Python's in the place of a section: how it is named instead.
 OBJECTS = {
@@ -35,11 +36,23 @@ def validate(
     """A Recipe, or one ConfigError that lists every fault: those `known`, and those `also` finds in the same draft."""
     sections, found = _sections(raw)
     draft = examined(sections)
-    faults = [*known, *found, *draft.faults]
+    faults = [*known, *found, *draft.faults, *_band_faults(draft)]
     if faults:
         faults += also(draft) if also else []
         raise ConfigError(f"{where} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:", tuple(faults))
     return _completed(Recipe.model_validate(dict(raw)))
+
+
+def _band_faults(draft: Draft) -> list[str]:
+    """Bands of what an evaluation with the recipe's attacks does not measure."""
+    about, evaluate = draft.get("about", About), draft.get("evaluate", Evaluate)
+    if about is None or evaluate is None or not about.bands:
+        return []
+    try:
+        known = ["clean", *dict.fromkeys(step.plan or step.label for step in make_plan(evaluate.attacks))]
+    except ConfigError:  # a fault of the attacks, which is told
+        return []
+    return [f"about.bands: {unknown('measure', name, known)}" for name in about.bands if name not in known]
 
 
 def _completed(recipe: Recipe) -> Recipe:

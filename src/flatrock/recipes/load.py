@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from flatrock.core.bands import bands_text
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
 from flatrock.core.registry import unknown
@@ -45,8 +48,15 @@ def table_summaries() -> dict[str, str]:
 
 
 def summaries() -> dict[str, str]:
-    """What each of them is, in a line. They are not checked here: building what all of them name takes seconds."""
-    return {name: _merged(library()[name], name, ())["about"]["summary"] for name in recipe_names()}
+    """What each of them is, in a line, and where it was measured what is expected of it, in percent.
+
+    They are not checked here: building what all of them name takes seconds.
+    """
+    abouts = {name: _merged(library()[name], name, ())["about"] for name in recipe_names()}
+    return {
+        name: about["summary"] + (f"; expect {bands_text(about['bands'])}" if about.get("bands") else "")
+        for name, about in abouts.items()
+    }
 
 
 def load_recipe(
@@ -57,7 +67,8 @@ def load_recipe(
 ) -> Recipe:
     """The recipe called `source` (a name of the library or a file), with overrides such as 'train.epochs=3'.
 
-    Every fault of it and of the overrides is told at once, and where there are any those that `also` finds, too.
+    Every fault of it and of the overrides is told at once, and where there are any those that `also` finds, too. What
+    was expected of a recipe in bands is not expected of one whose numbers overrides change.
     """
     if not isinstance(source, str | Path):
         raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
@@ -65,12 +76,14 @@ def load_recipe(
     name = path.stem if path == Path(source) else str(source)
     raw = _merged(path, name, ())
     raw.setdefault("name", name)
+    given = deepcopy(raw)
     pairs, faults = _pairs(overrides)
     for key, value in pairs:
         try:
             _put(raw, key.replace("__", "."), _spelled_out(key, value))
         except ConfigError as error:
             faults.append(str(error))
+    _drop_bands(raw, given)
     return validate(raw, f"recipe {source}", known=faults, also=also)
 
 
@@ -88,6 +101,23 @@ def load_seeds(
     return {seed: load_recipe(source, {**pairs, "seed": seed}) for seed in seeds}
 
 
+def _drop_bands(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Take away what was expected of a recipe as given if this one has other numbers and brings no bands of its own."""
+    about, before = raw.get("about"), given.get("about")
+    if not isinstance(about, Mapping) or not isinstance(before, Mapping) or not before.get("bands"):
+        return
+    if about.get("bands") == before["bands"] and _decisive(raw) != _decisive(given):
+        raw["about"] = _without(about, "bands", "expect")
+
+
+def _decisive(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The keys that decide the numbers, other than the seed; None of a recipe that has faults."""
+    try:
+        return _without(Recipe.model_validate(dict(raw)).judged_keys(), "seed")
+    except ValidationError:
+        return None
+
+
 def _find(source: str | Path) -> Path:
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
@@ -103,7 +133,8 @@ def _merged(path: Path, name: str, seen: tuple[tuple[Path, str], ...]) -> dict[s
     """The file's content laid over its base's; of a table, what its rows share and then the row called `name`.
 
     A name is not passed on: a run would go where that of the base, or of another row, goes. Nor, to a file of the
-    user's, is what a base says about itself: its source, accuracy and time are not those of a recipe that differs.
+    user's, is what a base says about itself: its source, accuracy and time are not those of a recipe that differs. Its
+    bands are not passed on at all.
     """
     if (path, name) in seen:
         raise ConfigError(f"recipe {path} is its own base: {' -> '.join([n for _, n in seen] + [name])}")
@@ -117,7 +148,10 @@ def _merged(path: Path, name: str, seen: tuple[tuple[Path, str], ...]) -> dict[s
     beside = path.parent / f"{base}.yaml"
     parent = beside if beside.is_file() else _find(str(base))
     own = ["name"] if LIBRARY in path.absolute().parents else ["name", "about"]
-    return overlay(_without(_merged(parent, str(base), (*seen, (path, name))), *own), raw)
+    below = _without(_merged(parent, str(base), (*seen, (path, name))), *own)
+    if isinstance(below.get("about"), Mapping):
+        below["about"] = _without(below["about"], "bands")
+    return overlay(below, raw)
 
 
 def _without(raw: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flatrock.core.bands import Bands, missed
 from flatrock.core.device import Devices, each_device, free_memory, pick_device
 from flatrock.core.errors import BusyError, FlatrockError, StateError
 from flatrock.core.files import write_atomic
@@ -21,6 +22,7 @@ from flatrock.engine.failure import in_short, trace_of
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.journal import discard_left_over
 from flatrock.recipes.evaluate import evaluate_run, store_result
+from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.reproduce_plan import NEW, Planned
 from flatrock.recipes.results import collect_run, take_attacks
 from flatrock.recipes.train import train_recipe
@@ -52,13 +54,20 @@ class Listener:
 class Outcome:
     """The rows in their order, why some are not what they should be, and those left for the next time.
 
-    There was no time for those, or they are `busy`: another process was making them.
+    There was no time for those, or they are `busy`: another process was making them. `bands`, by the key of a row, are
+    what its recipe expects.
     """
 
     rows: Sequence[Row]
     problems: Mapping[Path, str]
     left: Sequence[Planned]
     busy: Mapping[Path, str] = field(default_factory=dict)
+    bands: Mapping[Hashable, Bands] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> list[Row]:
+        """The rows that are not what their recipes expect."""
+        return [row for row in self.rows if row.key in self.bands and missed(row, self.bands[row.key])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +134,8 @@ def reproduce_rows(
             rows += _as_it_is(one)
         write_rows(out, added((read_rows(out) or []) if out.exists() else [], rows))
         told.added(one, rows)
-    return Outcome(rows=rows, problems=problems, left=left, busy=busy)
+    bands = expected_bands(rows, [one.recipe for one in planned])
+    return Outcome(rows=rows, problems=problems, left=left, busy=busy, bands=bands)
 
 
 @contextmanager

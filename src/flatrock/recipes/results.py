@@ -77,8 +77,8 @@ def protocol(name: str) -> str:
 
 
 def judged(recipe: Recipe) -> dict[str, Any]:
-    """What decides the numbers of a row: the keys that decide the weights, and the attacks, by their dotted names."""
-    return leaves({**recipe.training_keys(), "evaluate": {"attacks": recipe.resolved()["evaluate"]["attacks"]}})
+    """What decides the numbers of a row, by its dotted names."""
+    return leaves(recipe.judged_keys())
 
 
 def changes(recipe: Recipe) -> list[str]:
@@ -188,7 +188,7 @@ def take_attacks(folder: RunFolder, recipe: Recipe) -> None:
                 f"{folder.path}/result-{begun[0]}.part is an evaluation with the attacks named before; finish it "
                 f"with `flatrock eval {shlex.quote(str(folder.path))} --which {begun[0]} --resume`, or delete it"
             )
-        now = own.model_copy(update={"evaluate": recipe.evaluate})
+        now = own.model_copy(update={"evaluate": recipe.evaluate, "about": recipe.about})  # bands are of attacks
         folder.write_recipe(yaml.safe_dump(now.resolved(), sort_keys=False))
 
 

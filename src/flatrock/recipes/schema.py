@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from flatrock.core.bands import Band, bands_text
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import number, scalar
 
@@ -79,13 +80,31 @@ def _named(value: Any) -> Any:
 AttackSpec = Annotated[str | dict[str, Any], BeforeValidator(_named)]
 
 
+def _band(value: Any) -> Band:
+    ends = [_number(end) for end in value] if isinstance(value, list | tuple) else []
+    if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 100:
+        raise ValueError("but a band is [lowest, highest] in percent of the test set, such as [97.5, 99.0]")
+    return ends[0], ends[1]
+
+
 class About(Section):
-    """What the recipe is: for people, never for training."""
+    """What the recipe is: for people, never for training.
+
+    `bands` say in what range each measure (`clean`, an attack or a plan of `evaluate`) is expected, in percent of the
+    test set, for the checkpoint the run is known by; `expect` what else there is to say about that.
+    """
 
     summary: str = ""
     source: str = ""
+    bands: dict[str, Annotated[Band, BeforeValidator(_band)]] = Field(default_factory=dict)
     expect: str = ""
     time: str = ""
+
+    @property
+    def expected(self) -> str:
+        """What is expected, in a line: the bands, and the rest."""
+        bands = f"{bands_text(self.bands)} (percent)" if self.bands else ""
+        return "; ".join(filter(None, [bands, self.expect]))
 
 
 class Augment(Section):
@@ -267,3 +286,7 @@ class Recipe(Section):
             if not section.get(key):
                 section.pop(key, None)
         return keys
+
+    def judged_keys(self) -> dict[str, Any]:
+        """The keys that decide the numbers of a row: those that decide the weights, and the attacks."""
+        return {**self.training_keys(), "evaluate": {"attacks": self.resolved()["evaluate"]["attacks"]}}

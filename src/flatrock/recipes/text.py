@@ -15,7 +15,7 @@ def recipe_text(recipe: Recipe, *, called: str = "") -> str:
     import yaml
 
     about = recipe.about
-    said = {"": about.summary, "source: ": about.source, "expect: ": about.expect, "time:   ": about.time}
+    said = {"": about.summary, "source: ": about.source, "expect: ": about.expected, "time:   ": about.time}
     lines = [f"# {what}{text}" for what, text in said.items() if text]
     lines += [f"# run:    flatrock train {shlex.quote(called or f'{recipe.name}.yaml')} [key=value ...]", ""]
     return "\n".join(lines) + yaml.safe_dump(recipe.resolved(), sort_keys=False, default_flow_style=None, width=110)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 
+from flatrock.core.bands import Bands
 from flatrock.core.rows import Row
 from flatrock.reports.claims import accuracy, by_recipe, claim_lines, drop, gain, points, score_at, target_lines
+from flatrock.reports.expected import expected_parts
 from flatrock.reports.papers import Measure, Papers, Protocol
 from flatrock.reports.remarks import remarks
 from flatrock.reports.table import Table, markdown, named, percent
@@ -45,13 +47,15 @@ def results_page(
     pictures: Mapping[str, str],
     *,
     notes: Mapping[str, str] = MappingProxyType({}),
+    bands: Mapping[Hashable, Bands] = MappingProxyType({}),
     command: str = COMMAND,
 ) -> str:
     """The whole page.
 
     `files` are the names of the results files the rows come from, `pictures` those of what was drawn: of all runs under
     the empty name, of a protocol's curves under the protocol's, of other runs under OTHERS. `notes`, by recipe, say
-    what is to be known about rows beside what they hold. `command` writes the page.
+    what is to be known about rows beside what they hold, `bands`, by the key of the row, what is expected of them.
+    `command` writes the page.
     """
     written = dict.fromkeys(["reports/papers.yaml", *(part.file for part in papers.protocols.values())])
     parts = [OPENING.format(command=command, papers=", ".join(f"`{file}`" for file in written))]
@@ -62,20 +66,23 @@ def results_page(
     if "" in pictures:
         parts.append(f"![clean and AutoAttack accuracy of every run, and the papers']({pictures['']})")
     for key, protocol in papers.protocols.items():
-        parts += _section(protocol, papers.runs(key, rows), pictures.get(key, ""), notes)
+        parts += _section(protocol, papers.runs(key, rows), pictures.get(key, ""), notes, bands)
     if others := papers.others(rows):
         parts += [
             "## Other runs",
             *_picture("clean accuracy and that under all attacks, of every run", pictures.get(OTHERS, "")),
             markdown(overview(others)),
             *remarks(others, {}, notes),
+            *expected_parts(row_names(others), others, bands),
         ]
     again = ["## Making the rows last made again", f"```sh\n{command}\n```"]
     parts += ["## Adding a row", HOW] if command == COMMAND else again
     return "\n\n".join(parts) + "\n"
 
 
-def _section(protocol: Protocol, rows: Sequence[Row], curves: str, notes: Mapping[str, str]) -> list[str]:
+def _section(
+    protocol: Protocol, rows: Sequence[Row], curves: str, notes: Mapping[str, str], bands: Mapping[Hashable, Bands]
+) -> list[str]:
     parts = [f"## {protocol.title}", protocol.text]
     labels = {name: entry.label for name, entry in protocol.rows.items()}
     order = {name: i for i, name in enumerate(protocol.rows)}
@@ -87,6 +94,7 @@ def _section(protocol: Protocol, rows: Sequence[Row], curves: str, notes: Mappin
             markdown(measured(rows, protocol)),
             markdown(costs(rows, labels)),
             *remarks(rows, labels, notes),
+            *expected_parts(row_names(rows), rows, bands),
         ]
         parts += _compared(protocol, rows)
     if missing:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from flatrock.core.bands import Bands
 from flatrock.core.files import write_atomic
 from flatrock.core.rows import Row
 from flatrock.reports.given import read_given
@@ -17,11 +19,17 @@ from flatrock.reports.results_others import draw_others
 
 
 def write_results(
-    rows: Sequence[Row], papers: Papers, files: Sequence[Path], out: Path, *, command: str = COMMAND
+    rows: Sequence[Row],
+    papers: Papers,
+    files: Sequence[Path],
+    out: Path,
+    *,
+    bands: Mapping[Hashable, Bands] = MappingProxyType({}),
+    command: str = COMMAND,
 ) -> list[Path]:
     """Write the page of the rows of these files and, beside it, its pictures, which are returned.
 
-    It has the notes beside the files, too.
+    It has the notes beside the files, too, and beside rows with `bands`, by their keys, what is expected of them.
     """
     drawn = {"": draw_results(rows, papers, out.with_suffix(".png"))}
     for key, protocol in papers.protocols.items():
@@ -30,7 +38,8 @@ def write_results(
     drawn[OTHERS] = draw_others(papers.others(rows), out.with_name(f"{out.stem}-{OTHERS}.png"))
     pictures = {key: file for key, file in drawn.items() if file}
     names = {key: file.name for key, file in pictures.items()}
-    page = results_page(rows, papers, [f.name for f in files], names, notes=read_notes(files), command=command)
+    listed = [file.name for file in files]
+    page = results_page(rows, papers, listed, names, notes=read_notes(files), bands=bands, command=command)
     write_atomic(out, page.encode())
     return list(pictures.values())
 

@@ -1,0 +1,59 @@
+"""Rows beside what their recipes expect: within the bands, below or above, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from flatrock.core.bands import Bands, band_text, bands_text, missed, outside
+from flatrock.core.rows import Row
+from flatrock.reports.table import Table, markdown
+
+PASS, MISSED = "PASS", "MISSED"
+EXPECTED = """\
+What the recipes expect, in percent, and whether the rows are within. The bands of flatrock's recipes are made of rows
+it keeps (docs/reproduce.md)."""
+
+
+def expected_table(
+    names: Sequence[str], rows: Sequence[Row], bands: Mapping[Hashable, Bands], *, ranges: bool = False
+) -> Table:
+    """One line per row that has bands: how far each measure is outside of its band, which is told with `ranges`."""
+    judged = [(name, row, bands[row.key]) for name, row in zip(names, rows, strict=True) if row.key in bands]
+    measures = list(dict.fromkeys(measure for _, row, known in judged for measure in outside(row, known)))
+    lines = []
+    for name, row, known in judged:
+        found = outside(row, known)
+        said = {key: f"{band_text(known[key])}: " if ranges else "" for key in found}
+        cells = (f"{said[key]}{away(found[key])}" if key in found else "" for key in measures)
+        lines.append((name, *cells, MISSED if missed(row, known) else PASS))
+    return Table(("recipe", *measures, "verdict"), tuple(lines))
+
+
+def away(points: float) -> str:
+    """-0.4 -> 'below by 0.40'."""
+    return "as expected" if points == 0 else f"{'below' if points < 0 else 'above'} by {abs(points):.2f}"
+
+
+def expected_line(row: Row, bands: Bands) -> str:
+    """What was expected of one row, and what became of it."""
+    faults = ", ".join(f"{name} {away(points)}" for name, points in outside(row, bands).items() if points)
+    return f"expected {bands_text(bands)}: {f'{MISSED}, {faults}' if faults else PASS}"
+
+
+def expected_summary(rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> str:
+    """How many rows are as expected; nothing if nothing is expected of any."""
+    judged = [row for row in rows if row.key in bands]
+    if not judged:
+        return ""
+    good, rest = sum(not missed(row, bands[row.key]) for row in judged), len(rows) - len(judged)
+    more = f"; {rest} more, changed, failed or not measured yet, have nothing to be compared with" if rest else ""
+    verdict = PASS if good == len(judged) else MISSED
+    return f"{verdict}: {good} of {len(judged)} rows as their recipes expect{more}"
+
+
+def expected_parts(names: Sequence[str], rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> list[str]:
+    """The same for a page; nothing if nothing is expected of any."""
+    summary = expected_summary(rows, bands)
+    if not summary:
+        return []
+    return [EXPECTED, markdown(expected_table(names, rows, bands, ranges=True)), f"{summary}."]

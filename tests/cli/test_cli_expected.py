@@ -1,0 +1,116 @@
+"""What recipes expect, on the command line: verdicts of `reproduce` and `results`, and `flatrock bands`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from command_cases import flatrock, refusal
+from results_cases import fake_run
+
+import flatrock as library
+from flatrock.core.bands import measured_bands
+from flatrock.core.rows import read_rows
+from flatrock.recipes.load import load_recipe
+
+CPU = ("--device", "cpu")
+TINY = """\
+base: digits_standard
+about: {summary: a tiny one, bands: {clean: [CLEAN], fgsm: [0, 100]}}
+train: {epochs: 3, batch_size: 64, tensorboard: false}
+data: {limit: 512}
+select: {size: 40}
+evaluate: {attacks: [fgsm], batch_size: 100}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def expect(clean: str) -> None:
+    Path("my.yaml").write_text(TINY.replace("CLEAN", clean))
+
+
+def test_a_table_ends_in_a_verdict(here: Path) -> None:
+    """The bands of a file are those it has now, also of a row that was made before; an override drops them."""
+    expect("0, 100")
+    done = flatrock("reproduce", "my.yaml", *CPU)
+    assert done.exit_code == 0, done.output
+    assert "expected clean 0-100, fgsm 0-100: PASS\n" in done.output
+    assert done.output.endswith("PASS: 1 of 1 rows as their recipes expect\n")
+    assert "| my | 0-100: as expected | 0-100: as expected | PASS |" in Path("runs/reproduce.md").read_text()
+    (row,) = read_rows(Path("runs/reproduce.json")) or []
+    share = 100 * row.scores["best"].accuracy["clean"]
+    expect("0, 1")
+    done = flatrock("reproduce", "my.yaml", *CPU)
+    assert done.exit_code == 4, "all rows are there, one is not as expected"
+    assert "was done before" in done.output and f"above by {share - 1:.2f}" in done.output
+    assert done.output.endswith("MISSED: 0 of 1 rows as their recipes expect\n")
+    assert f"0-1: above by {share - 1:.2f} | 0-100: as expected | MISSED |" in Path("runs/reproduce.md").read_text()
+    outcome = library.reproduce("my.yaml", device="cpu")
+    assert [r.recipe for r in outcome.missed] == ["my"] and outcome.bands[outcome.rows[0].key]["clean"] == (0.0, 1.0)
+    changed = flatrock("reproduce", "my.yaml", "train.epochs=4", *CPU)
+    assert changed.exit_code == 0, changed.output
+    assert "PASS" not in changed.output and "MISSED" not in changed.output
+
+
+def test_a_row_that_failed_weighs_more_than_one_that_missed(here: Path) -> None:
+    expect("0, 1")
+    Path("bad.yaml").write_text("base: my\noptimizer: {lr: 1.0e+30}\n")
+    done = flatrock("reproduce", "my.yaml", "bad.yaml", *CPU)
+    assert done.exit_code == 1, done.output
+    assert "MISSED: 0 of 1 rows as their recipes expect; 1 more" in done.output
+
+
+def test_collected_rows(here: Path) -> None:
+    bands = load_recipe("digits_at").about.bands
+    middle = {name: round(sum(ends) / 2, 1) for name, ends in bands.items()}
+    good = fake_run(here / "good", "digits_at", middle)
+    bad = fake_run(here / "bad", "digits_at", middle | {"clean": 90.0}, overrides={"seed": 3})
+    other = fake_run(here, "digits_at", middle, overrides={"train.epochs": 3})
+    done = flatrock("results", good, bad, other, "--out", "rows.json")
+    assert done.exit_code == 0, "a number is collected whatever it is"
+    below = f"below by {bands['clean'][0] - 90:.2f}"
+    assert below in done.output and done.output.count("as expected") == 2 * len(bands) - 1
+    assert "MISSED: 1 of 2 rows as their recipes expect; 1 more, changed" in done.output
+    alone = flatrock("results", other, "--out", "other.json")
+    assert "as expected" not in alone.output and "PASS" not in alone.output
+
+
+def test_a_copy_tells_what_is_expected_and_is_not_held_to_it(here: Path) -> None:
+    assert flatrock("cp", "digits_at", "my.yaml").exit_code == 0
+    text, about = Path("my.yaml").read_text(), load_recipe("digits_at").about
+    assert f"# expect: {about.expected}\n" in text
+    copy = load_recipe("my.yaml").about
+    assert (copy.bands, copy.expect) == ({}, about.expected)
+    assert f"# expect: {about.expected}\n" in flatrock("check", "digits_at").output
+
+
+def test_bands_of_rows_are_printed_as_recipes_take_them(here: Path) -> None:
+    runs = [
+        fake_run(here / str(seed), "digits_at", {"clean": clean, "pgd-20": 51.0}, overrides={"seed": seed})
+        for seed, clean in ((1, 80.0), (0, 82.0))
+    ]
+    assert flatrock("results", *runs, "--out", "rows.json").exit_code == 0
+    Path("else.json").write_text("{}")
+    done = flatrock("bands", "rows.json", "else.json")
+    assert done.exit_code == 0, done.output
+    left, line = done.output.splitlines()
+    assert left.startswith("left out else.json") and line.endswith("  # seeds 0, 1")
+    given = yaml.safe_load(line)
+    assert {k: tuple(v) for k, v in given["digits_at"].items()} == measured_bands(read_rows(Path("rows.json")) or [])[
+        "digits_at"
+    ]
+    Path("my.yaml").write_text(yaml.safe_dump({"base": "digits_at", "about": {"bands": given["digits_at"]}}))
+    assert flatrock("check", "my.yaml").exit_code == 0
+
+
+def test_no_bands_of_no_rows(here: Path) -> None:
+    changed = fake_run(here, "digits_at", {"clean": 80.0}, overrides={"train.epochs": 3})
+    flatrock("results", changed, "--out", "rows.json")
+    assert "no row there is of an unchanged recipe" in refusal(flatrock("bands", "rows.json"))
+    assert "nowhere.json" in refusal(flatrock("bands", "nowhere.json"))
