@@ -51,10 +51,11 @@ def alive(seen: list[weakref.ref[Saved]]) -> int:
 
 
 def held() -> tuple[int, int]:
-    """Tensors that are alive, and the bytes behind them, those shared counted once."""
+    """Tensors that are alive, and the bytes behind them, those shared counted once; sparse ones, others', have none."""
     gc.collect()
     tensors = [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
-    stores = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
+    dense = [t for t in tensors if t.device.type == "cpu" and t.layout == torch.strided]
+    stores = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in dense}
     return len(tensors), sum(stores.values())
 
 
