@@ -48,13 +48,28 @@ def test_a_file_that_its_holder_removed_is_no_lock(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_system_without_locks_is_not_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(handle: Any, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+    """Work goes on there, and says so; whatever else is wrong is told as it is."""
+    code = errno.ENOLCK
 
-    monkeypatch.setattr(locks.fcntl, "flock", none_left)
-    with pytest.raises(StateError, match=r"cannot be locked .*No locks available.*another file system") as raised:
+    def refused(handle: Any, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(locks.fcntl, "flock", refused)
+    with (
+        pytest.warns(UserWarning, match=r"cannot be locked .*No locks available.*; do not begin the same work twice"),
+        locked(tmp_path / ".lock", "making", tmp_path),
+    ):
+        assert (tmp_path / ".lock").exists()
+    assert not (tmp_path / ".lock").exists()
+    code = errno.EIO
+    with pytest.raises(StateError, match=r"cannot be locked .*Input/output error.*another file system") as raised:
         locked(tmp_path / ".lock", "making", tmp_path).__enter__()
     assert not isinstance(raised.value, BusyError)
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"^runs/x cannot be worked in: .*; check the path and its permissions$"):
+        locked(tmp_path / "gone" / ".lock", "making", Path("runs/x")).__enter__()
 
 
 def test_an_error_inside_frees_it(tmp_path: Path) -> None:

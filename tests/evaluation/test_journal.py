@@ -382,6 +382,36 @@ def test_batches_of_one_who_asked_for_more_are_no_left_overs(
     evaluate(**more, resume=not left_over)
 
 
+def test_who_goes_on_may_ask_for_more(tmp_path: Path) -> None:
+    asked = {**question(), "keep_adversarial": False, "journal": tmp_path / "x.part"}
+    (tmp_path / "x.json").write_text(evaluate(**asked).to_json())
+    discard(tmp_path / "x.part")
+    for words in ({}, {"resume": True, "doubt": True}):
+        with pytest.raises(Killed):
+            evaluate(**asked, **words, progress=Ends(3))
+    discard_left_over(tmp_path / "x.part")
+    assert len(list((tmp_path / "x.part").glob("chunk-*"))) >= 3, "the stored result has no such doubts"
+
+
+def test_batches_of_an_unknown_question_are_no_obstacle(tmp_path: Path) -> None:
+    written(tmp_path / "x.part", chunk(0, 1))
+    (tmp_path / "x.part" / "exam.json").unlink()
+    Journal(tmp_path / "x.part", IDENTITY, resume=True)
+    assert [path.name for path in (tmp_path / "x.part").iterdir()] == ["exam.json"]
+
+
+def test_nobody_else_evaluates_until_the_doubts_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, seen = {**question(), "journal": tmp_path / "x.part"}, list[bool]()
+
+    def looked(*words: object) -> list[object]:
+        seen.append((tmp_path / ".x.part.lock").exists())
+        return []
+
+    monkeypatch.setattr("flatrock.evaluation.evaluate.doubts_deep", looked)
+    evaluate(**asked, doubt=True)
+    assert seen == [True]
+
+
 def test_a_journal_is_one_process_s_at_a_time(tmp_path: Path) -> None:
     asked = {**question(), "journal": tmp_path / "x.part"}
     with (

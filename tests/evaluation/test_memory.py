@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,17 @@ def alive(seen: list[weakref.ref[Saved]]) -> int:
     return sum(ref() is not None for ref in seen)
 
 
-def held() -> tuple[int, int]:
-    """Tensors that are alive, and the bytes behind them, those shared counted once; sparse ones, others', have none."""
+def tensors_alive() -> list[Tensor]:
     gc.collect()
-    tensors = [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
+    return [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
+
+
+def held(before: Mapping[int, weakref.ref[Tensor]]) -> tuple[int, int]:
+    """Tensors that are alive and were not before, and the bytes behind them, those shared counted once.
+
+    Other tests have left tensors, of any kind, that may go away meanwhile.
+    """
+    tensors = [t for t in tensors_alive() if id(t) not in before or before[id(t)]() is not t]
     dense = [t for t in tensors if t.device.type == "cpu" and t.layout == torch.strided]
     stores = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in dense}
     return len(tensors), sum(stores.values())
@@ -61,12 +68,13 @@ def held() -> tuple[int, int]:
 
 def growth(do: Callable[[], object], *, times: int = 4) -> tuple[int, int]:
     """How many more tensors and bytes there are after doing something so often, the first two times apart."""
+    there = {id(t): weakref.ref(t) for t in tensors_alive()}
     for _ in range(2):
         do()
-    before = held()
+    before = held(there)
     for _ in range(times):
         do()
-    after = held()
+    after = held(there)
     return after[0] - before[0], after[1] - before[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def test_one_row_in_a_line(rows: list[Row]) -> None:
     assert expected_line(rows[0], GOOD) == "expected clean 79-80, pgd-20 50-52: PASS"
     told = "expected clean 80.5-90, fgsm 58-59.75: MISSED, clean below by 0.50, fgsm above by 0.25"
     assert expected_line(rows[0], BAD) == told
+
+
+def test_a_collapsed_row_has_missed_whatever_its_numbers(rows: list[Row], bands: dict[Hashable, Bands]) -> None:
+    score = replace(rows[0].scores["best"], findings=("E15: one answer to everything",))
+    row = replace(rows[0], scores={"best": score})
+    assert row.judged and row.collapsed and not row.comparable
+    assert expected_line(row, GOOD) == "expected clean 79-80, pgd-20 50-52: MISSED, collapsed"
+    assert expected_table(NAMES[:1], [row], bands).rows == (("digits_at", "as expected", "as expected", "MISSED"),)
+    assert expected_summary([row], bands) == "MISSED: 0 of 1 rows as their recipes expect"
 
 
 def test_the_summary(rows: list[Row], bands: dict[Hashable, Bands]) -> None:

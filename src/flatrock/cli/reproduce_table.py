@@ -107,7 +107,7 @@ def prepare(
         data_dir=data_dir,
         download=download,
     )
-    places = {"--runs-dir": runs_dir, "--out": out, "--page": page, "--papers": papers}
+    places = {"--runs-dir": runs_dir, "--out": out, "--page": page, "--papers": papers, "--data-dir": data_dir}
     return Prepared(
         rows=rows,
         out=out,
@@ -128,7 +128,7 @@ def _command(
         found = {key.replace("__", "."): value for key, value in leaves(overrides).items()}
         overrides = [f"{key}={'null' if value is None else value}" for key, value in found.items()]
     runs, out = places["--runs-dir"] or DEFAULT_RUNS, places["--out"]
-    usual = {"--runs-dir": DEFAULT_RUNS, "--out": runs / "reproduce.json", "--papers": None}
+    usual = {"--runs-dir": DEFAULT_RUNS, "--out": runs / "reproduce.json", "--papers": None, "--data-dir": None}
     usual["--page"] = None if out is None else out.with_suffix(".md")
     said = [word for key, place in places.items() if place != usual[key] for word in (key, str(place))]
     words = [*names, *overrides, *(["--seeds", ",".join(map(str, seeds))] if seeds else []), *said]

@@ -66,8 +66,8 @@ def outside(row: Row, bands: Bands) -> dict[str, float]:
 
 
 def missed(row: Row, bands: Bands) -> bool:
-    """Whether some measure of a row is outside of its band."""
-    return any(outside(row, bands).values())
+    """Whether some measure of a row is outside of its band, or the model collapsed, whose measures say nothing."""
+    return row.collapsed or any(outside(row, bands).values())
 
 
 def band_text(expected: Band) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover (Windows)
     fcntl = None  # type: ignore[assignment]
+
+# Of file systems that do not know locks, such as some network drives: work goes on, as it does on systems without.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 @contextmanager
@@ -39,10 +43,16 @@ def locked(path: Path, doing: str, place: Path) -> Iterator[None]:
 def _held(path: Path, place: Path) -> IO[str]:
     """The file, locked. One that its last holder has removed meanwhile locks nobody out: then the new one is taken."""
     while True:
-        handle = path.open("a+")
+        try:
+            handle = path.open("a+")
+        except OSError as error:
+            raise StateError(f"{place} cannot be worked in: {error}; check the path and its permissions") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno in NO_LOCKS:
+                warnings.warn(f"{path} cannot be locked ({error}); do not begin the same work twice", stacklevel=4)
+                return handle
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 handle.close()
                 raise StateError(

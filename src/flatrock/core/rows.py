@@ -119,9 +119,18 @@ class Row:
 
     @property
     def comparable(self) -> bool:
-        """Whether the run is what its recipe says, to the end, and was evaluated and found to tell inputs apart."""
-        ready = self.status == "finished" and not self.changes and self.main is not None
-        return ready and not self.scores[self.main or ""].collapsed
+        """Whether the run is what its recipe says, to the end, was evaluated, and tells inputs apart."""
+        return self.judged and not self.collapsed
+
+    @property
+    def judged(self) -> bool:
+        """Whether the run is what its recipe says, to the end, and was evaluated."""
+        return self.status == "finished" and not self.changes and self.main is not None
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether it was evaluated and gives one answer to everything."""
+        return self.main is not None and self.scores[self.main].collapsed
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

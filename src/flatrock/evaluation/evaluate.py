@@ -76,8 +76,8 @@ def evaluate(
         size, key = int(batch_size or _usual_batch(devices)), Seed(seed).child("evaluate")
         exam = Exam(model, Counted(model), x, y, threat, devices[0], size, key, other, _ids(ids, len(x)), votes=votes)
         logits, margins = exam.clean_pass()
-        check_answers(exam, logits.shape[1])
-        steps = make_plan(attacks, classes=logits.shape[1], surrogate=other, threat=threat)
+        check_answers(exam, classes := logits.shape[1])
+        steps = make_plan(attacks, classes=classes, surrogate=other, threat=threat)
         crafted, note = choose_crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings = [*at_first, *check_marks(marks), *doubts_before(exam, steps, logits, note)]
@@ -86,11 +86,10 @@ def evaluate(
         if resume and not keep_adversarial and (known := _known(journal, told, identity, marks, progress)):
             return known
         kept = journaled(journal, identity, resume=resume, doubt=doubt, keep_adversarial=keep_adversarial)
-        how = {"precision": precision, "crafted": crafted}
-        with kept as store, crew(exam, devices, attacks, logits.shape[1], **how) as workers:
+        with kept as store, crew(exam, devices, attacks, classes, precision=precision, crafted=crafted) as workers:
             _run(exam, steps, tally, store, progress, workers)
-        findings += doubts_after(steps, tally, classes=logits.shape[1]) + (doubts_deep(exam, tally) if doubt else [])
-        found = {**tally.kept(), "rounded": tally.rounded(exam), "ids": exam.ids, "marks": marks}
+            findings += doubts_after(steps, tally, classes=classes) + (doubts_deep(exam, tally) if doubt else [])
+            found = {**tally.kept(), "rounded": tally.rounded(exam), "ids": exam.ids, "marks": marks}
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
         attacks={s.label: described(s.attack, threat) for s in steps},

@@ -55,10 +55,13 @@ class Journal:
         known = folder / "exam.json"
         if resume and known.is_file():
             self._check(known, identity)
+            before = json.loads(known.read_text()).get(WANTED, {})
+            wanted = {name: wanted.get(name, False) or before.get(name, False) for name in {*wanted, *before}}
+            write_atomic(known, json_text({**identity, WANTED: wanted}).encode())
             return
         if folder.exists() and not known.is_file() and not _unnamed(folder):
             raise StateError(f"{folder} exists and is not an unfinished evaluation; it is left alone")
-        if (kept := len(_chunks(folder))) and not _left_over(folder):
+        if known.is_file() and (kept := len(_chunks(folder))) and not _left_over(folder):
             raise StateError(
                 f"{folder} holds {kept} finished batches of an evaluation that was stopped; go on with --resume "
                 "(resume=True), or delete it to start again"
@@ -160,8 +163,8 @@ def answered(
 
 
 def _unnamed(folder: Path) -> bool:
-    """Whether this is a folder that was killed before its exam.json was whole."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {".exam.json.part"}
+    """Whether this is a journal whose exam.json is not there, so that nobody knows what its batches answer."""
+    return folder.is_dir() and set(folder.iterdir()) <= {*_chunks(folder), *folder.glob(".*.part")}
 
 
 def discard_left_over(folder: Path) -> None:

@@ -20,7 +20,7 @@ def expected_bands(rows: Iterable[Row], recipes: Iterable[Recipe] = ()) -> dict[
     given: dict[tuple[str, str], Bands] = {(recipe.name, recipe_hash(recipe)): recipe.about.bands for recipe in recipes}
     found: dict[Hashable, Bands] = {}
     for row in rows:
-        if not row.comparable:
+        if not row.judged:
             continue
         if bands := given.get((row.recipe, row.recipe_hash)) if row.own else _known(row):
             found[row.key] = bands

@@ -36,8 +36,9 @@ def away(points: float) -> str:
 
 def expected_line(row: Row, bands: Bands) -> str:
     """What was expected of one row, and what became of it."""
-    faults = ", ".join(f"{name} {away(points)}" for name, points in outside(row, bands).items() if points)
-    return f"expected {bands_text(bands)}: {f'{MISSED}, {faults}' if faults else PASS}"
+    faults = [f"{name} {away(points)}" for name, points in outside(row, bands).items() if points]
+    faults += ["collapsed"] if row.collapsed else []
+    return f"expected {bands_text(bands)}: {', '.join([MISSED, *faults]) if faults else PASS}"
 
 
 def expected_summary(rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> str:

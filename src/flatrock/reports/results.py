@@ -165,7 +165,7 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     names = []
     for row in rows:
         name = row.recipe + (f", seed {row.seed}" if several else "") + (", changed" if row.changes else "")
-        name = named(name, collapsed=row.main is not None and row.scores[row.main].collapsed)
+        name = named(name, collapsed=row.collapsed)
         names.append(name if row.status == "finished" else f"{name} {row.status.upper()}")
     return names
 
