@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from crew_cases import Dying, Failing, Linear, served
+from interrupted import Ends
 from torch import Tensor, nn
 
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.core.errors import ConfigError, ModelError, StateError
-from flatrock.core.progress import Silent
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Linf
@@ -90,26 +90,14 @@ def test_two_processes_on_one_gpu(digits: Any, digits_model: nn.Module) -> None:
     assert 0 < shared.robust < shared.clean
 
 
-class Stopper(Silent):
-    """Ctrl-C after so many batches."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def advance(self, units: int, note: str = "") -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 def test_interrupted_it_goes_on_with_any_number_of_devices(ask: Ask, alone: Result, tmp_path: Path) -> None:
     journal = tmp_path / "exam.part"
     with pytest.raises(KeyboardInterrupt):
-        ask(device=["cpu", "cpu"], journal=journal, progress=Stopper(9))
+        ask(device=["cpu", "cpu"], journal=journal, progress=Ends(9, KeyboardInterrupt))
     assert active_children() == []
     assert len(list(journal.glob("chunk-*"))) == 9
     with pytest.raises(KeyboardInterrupt):
-        ask(journal=journal, resume=True, progress=Stopper(14))
+        ask(journal=journal, resume=True, progress=Ends(14, KeyboardInterrupt))
     same(alone, ask(device=["cpu", "cpu"], journal=journal, resume=True))
 
 

@@ -90,7 +90,6 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
     book = Journal(None, IDENTITY, resume=True)
     book.keep(chunk(0))
     assert book.replay("pgd-3", torch.tensor([0])) is None
-    book.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,20 +152,20 @@ def test_killed_before_it_had_a_name(tmp_path: Path, resume: bool) -> None:
     assert Journal(tmp_path / "x.part", IDENTITY, resume=True).replay("pgd-3", torch.tensor([0, 1])) is not None
 
 
-def test_close_removes_the_folder(tmp_path: Path) -> None:
+def test_what_is_discarded_is_gone(tmp_path: Path) -> None:
     book = Journal(tmp_path / "x.part", IDENTITY, resume=False)
     book.keep(chunk(0))
-    book.close()
+    discard(tmp_path / "x.part")
     assert list(tmp_path.iterdir()) == []
-    book.close()
+    discard(tmp_path / "x.part")
 
 
-def test_close_and_start_over_spare_what_others_put_there(tmp_path: Path) -> None:
+def test_discarding_and_starting_over_spare_what_others_put_there(tmp_path: Path) -> None:
     written(tmp_path / "x.part")
     (tmp_path / "x.part/notes.txt").write_text("mine")
     book = Journal(tmp_path / "x.part", IDENTITY, resume=False)
     book.keep(chunk(0))
-    book.close()
+    discard(tmp_path / "x.part")
     assert [p.name for p in (tmp_path / "x.part").iterdir()] == ["notes.txt"]
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from crew_cases import Noisy
+from interrupted import Ends
 from scipy.stats import binom
 from torch import Tensor, nn
 
 from flatrock.attacks.pgd import classified_right
 from flatrock.core.errors import ConfigError, StateError
-from flatrock.core.progress import Silent
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
@@ -174,19 +174,9 @@ def test_two_devices_draw_what_one_does() -> None:
     assert alike(ask(), ask(device=["cpu", "cpu"]))
 
 
-class Ends(Silent):
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def advance(self, units: int, note: str = "") -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 def test_resumed_it_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        ask(journal=tmp_path / "j", progress=Ends(7))
+        ask(journal=tmp_path / "j", progress=Ends(7, KeyboardInterrupt))
     assert alike(ask(), ask(journal=tmp_path / "j", resume=True))
 
 

@@ -17,15 +17,15 @@ class Killed(Exception):
 
 
 class Ends(Silent):
-    """Raises after so many batches."""
+    """Raises after so many batches: as a kill would end it, or as Ctrl-C does."""
 
-    def __init__(self, after: int) -> None:
-        self.left = after
+    def __init__(self, after: int, how: type[BaseException] = Killed) -> None:
+        self.left, self.how = after, how
 
     def advance(self, units: int, note: str = "") -> None:
         self.left -= 1
         if self.left == 0:
-            raise Killed
+            raise self.how
 
 
 @contextmanager

@@ -110,11 +110,6 @@ class Journal:
         assert self._folder is not None
         return self._folder / f"chunk-{self._next:06d}.safetensors"
 
-    def close(self) -> None:
-        """Remove the folder: its result is complete."""
-        if self._folder is not None:
-            discard(self._folder)
-
 
 @contextmanager
 def journaled(
