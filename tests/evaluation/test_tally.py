@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
-from flatrock.core.threat import Linf
+from flatrock.core.threat import L2, Linf, Threat
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk
 from flatrock.evaluation.plans import Step
-from flatrock.evaluation.tally import Tally
+from flatrock.evaluation.tally import Tally, in_8_bits
 
 ATTACK = GradientAttack(steps=1)
 ALONE, OTHER = Step("alone", ATTACK), Step("other", ATTACK)
@@ -169,17 +169,70 @@ class Edge(nn.Module):
         return torch.cat([torch.zeros_like(x), 255 * x - 10.3], 1)
 
 
-@pytest.mark.parametrize("batch_size", [1, 8])
-def test_what_broke_a_sample_is_judged_again_in_8_bits(batch_size: int) -> None:
-    """Samples 1 and 2 are broken by 10.4 and 10.7 of 255; an image file would hold 10, right again, and 11."""
+def edge_book(threat: Threat) -> tuple[Exam, Tally]:
+    """Three samples of class 0, at 5, 10 and 10 of 255."""
     x, y = torch.tensor([[5.0], [10.0], [10.0]]) / 255, torch.zeros(3, dtype=torch.int64)
-    exam = Exam(Edge(), Counted(Edge()), x, y, Linf(1 / 255), torch.device("cpu"), batch_size, Seed(0))
-    book = Tally(y, *exam.clean_pass(), None)
-    book.begin(ALONE)
-    made = chunk(ALONE, [0, 1, 2], [1, 2])
-    book.add(ALONE, Chunk(**{**vars(made), "x_adv": torch.tensor([[10.4], [10.7]]) / 255}))
+    exam = Exam(Edge(), Counted(Edge()), x, y, threat, torch.device("cpu"), 8, Seed(0))
+    return exam, Tally(y, *exam.clean_pass(), None)
+
+
+def tried(exam: Exam, book: Tally, step: Step, levels: list[float]) -> None:
+    """Samples 1 and 2 are broken at these levels of 255."""
+    book.begin(step)
+    made = chunk(step, [0, 1, 2], [1, 2])
+    made = Chunk(**{**vars(made), "x_adv": torch.tensor(levels)[:, None] / 255})
+    book.add(step, made)
+    book.add_rounded(exam, step, made)
+
+
+def test_what_broke_a_sample_is_judged_again_in_8_bits() -> None:
+    """Samples 1 and 2 are broken by 10.4 and 10.7 of 255; an image file would hold 10, right again, and 11."""
+    exam, book = edge_book(Linf(1 / 255))
+    tried(exam, book, ALONE, [10.4, 10.7])
     assert book.flags["alone"].tolist() == [True, False, False]
-    assert book.rounded(exam).tolist() == [True, True, False]
+    assert book.rounded.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_rounding_asks_every_attack_that_broke_a_sample(order: tuple[int, int]) -> None:
+    """Each leaves one sample standing, and not the same: nobody stands, whichever came first."""
+    exam, book = edge_book(Linf(1 / 255))
+    levels = [[10.4, 10.7], [10.7, 10.4]]
+    for step, number in zip((ALONE, OTHER), order, strict=True):
+        tried(exam, book, step, levels[number])
+    assert book.rounded.tolist() == [True, False, False]
+
+
+def test_what_rounding_puts_outside_the_ball_breaks_nobody() -> None:
+    """Within 0.8 of 255 no other level lies: 10.7 would be 11, but is 10 where it must stay in the ball."""
+    exam, book = edge_book(Linf(0.8 / 255))
+    tried(exam, book, ALONE, [10.7, 10.7])
+    assert book.rounded.tolist() == [True, True, True]
+
+
+@pytest.mark.parametrize("threat", [Linf(3 / 255), L2(0.05)])
+def test_8_bits_are_the_nearest_within_the_ball(threat: Threat) -> None:
+    gen = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (40, 3, 4, 4), generator=gen) / 255
+    delta = threat.project(torch.randn(x.shape, generator=gen))
+    x_adv = (x + delta).clamp(0, 1)
+    found, inside = in_8_bits(x_adv, x, threat)
+    assert inside.all()
+    assert ((255 * found).round() / 255 == found).all()
+    assert (255 * (found - x_adv)).abs().max() < 1.001, "towards x at most one level"
+    assert (threat.size(found - x) <= threat.eps + 1e-6).all()
+    nearest = (255 * x_adv).round() / 255
+    fits = threat.size(nearest - x) <= threat.eps + 1e-6
+    assert torch.equal(found[fits], nearest[fits])
+    assert fits.all() == (threat.norm == "linf"), "levels of Linf balls around images are never left; those of L2 are"
+    assert torch.equal(in_8_bits(x, x, threat)[0], x)
+
+
+def test_an_image_of_no_8_bits_may_have_none_in_its_ball() -> None:
+    x = torch.full((1, 2), 10.5 / 255)
+    found, inside = in_8_bits(x, x, Linf(0.1 / 255))
+    assert not inside
+    assert found.shape == x.shape
 
 
 def test_samples_for_deep_checks_are_right_and_spread() -> None:

@@ -89,7 +89,7 @@ def evaluate(
         with kept as store, crew(exam, devices, attacks, classes, precision=precision, crafted=crafted) as workers:
             _run(exam, steps, tally, store, progress, workers)
             findings += doubts_after(steps, tally, classes=classes) + (doubts_deep(exam, tally) if doubt else [])
-            found = {**tally.kept(), "rounded": tally.rounded(exam), "ids": exam.ids, "marks": marks}
+            found = {**tally.kept(), "ids": exam.ids, "marks": marks}
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
         attacks={s.label: described(s.attack, threat) for s in steps},
@@ -211,6 +211,7 @@ def _run(
         progress.begin(f"evaluating {step.label}", len(rows))
         for chunk in _chunks(exam, step, rows, store, workers):
             tally.add(step, chunk)
+            tally.add_rounded(exam, step, chunk)
             progress.advance(len(chunk.rows), f"{100 * tally.standing:.2f} % stand")
         progress.end()
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flatrock.attacks.craft import SLACK
 from flatrock.attacks.pgd import classified_right
+from flatrock.core.threat import Threat
+from flatrock.core.threat import rows as per_row
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.journal import Chunk
 from flatrock.evaluation.plans import Step
 
 COUNTED = ("seconds", "forwards", "backwards")
 QUERIES = "queries"
+LEVELS = 255
 
 
 class Tally:
@@ -32,7 +35,7 @@ class Tally:
         self.no_answer: dict[str, int] = {}
         self.disputed = 0
         self.adversarial = None if x is None else x.detach().cpu().clone()
-        self._broken: dict[int, Tensor] = {}
+        self.rounded = self._clean.clone()
 
     @property
     def survivors(self) -> Tensor:
@@ -70,6 +73,7 @@ class Tally:
 
     def add(self, step: Step, chunk: Chunk) -> None:
         """Enter what one batch brought."""
+        first = self.survivors[chunk.rows][~chunk.right]
         cost = self.costs[step.label]
         for name in COUNTED:
             cost[name] += chunk.numbers[name]
@@ -85,14 +89,22 @@ class Tally:
         margin = torch.where(torch.isfinite(chunk.margin), chunk.margin, 0)
         margin = torch.where(chunk.right, margin, margin.clamp(max=0))
         worst[chunk.rows] = torch.minimum(worst[chunk.rows], margin)
-        for row, x_adv in zip(chunk.rows[~chunk.right].tolist(), chunk.x_adv, strict=True):
-            self._broken.setdefault(row, x_adv)  # the first attack that broke a sample keeps its input
-            if self.adversarial is not None:
-                self.adversarial[row] = self._broken[row]
+        if self.adversarial is not None:  # the first attack that broke a sample keeps its input
+            self.adversarial[chunk.rows[~chunk.right][first]] = chunk.x_adv[first]
+
+    def add_rounded(self, exam: Exam, step: Step, chunk: Chunk) -> None:
+        """Who is broken by what a batch brought in 8 bits per channel, too: an image file cannot hold more."""
+        rows = chunk.rows[~chunk.right]
+        if not len(rows):
+            return
+        x, y = exam.inputs(rows)
+        x_adv, inside = in_8_bits(chunk.x_adv.to(exam.device), x, exam.threat)
+        logits = exam.judged(f"{step.label}: rounded", rows, x_adv, y)
+        self.rounded[rows] &= (classified_right(logits, y) | ~inside).cpu()
 
     def kept(self) -> dict[str, Any]:
         """What a Result takes over as it is."""
-        names = ("flags", "labels", "predictions", "plans", "margins", "distances", "adversarial", "costs")
+        names = ("flags", "labels", "predictions", "plans", "margins", "distances", "adversarial", "costs", "rounded")
         return {name: getattr(self, name) for name in names}
 
     def first_rows(self, count: int) -> Tensor:
@@ -100,17 +112,13 @@ class Tally:
         rows = self._clean.nonzero().squeeze(1)
         return rows[torch.linspace(0, len(rows) - 1, min(count, len(rows))).long()] if len(rows) else rows
 
-    def rounded(self, exam: Exam) -> Tensor:
-        """Right, and still right when what broke a sample is rounded to 8 bits (an image file cannot hold more)."""
-        right = self._clean.clone()
-        for rows in _batches(sorted(self._broken), exam.batch_size):
-            x = torch.stack([self._broken[i] for i in rows]).to(exam.device)
-            places = torch.tensor(rows)
-            labels = exam.inputs(places)[1]
-            logits = exam.judged("rounded", places, (x * 255).round() / 255, labels)
-            right[places] = classified_right(logits, labels).cpu()
-        return right
 
-
-def _batches(rows: list[int], size: int) -> Iterable[list[int]]:
-    return (rows[i : i + size] for i in range(0, len(rows), size))
+def in_8_bits(x_adv: Tensor, x: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
+    """Each input at the nearest levels of 8 bits, towards x where these leave the ball; whether it is in the ball."""
+    levels = LEVELS * x_adv
+    nearest = levels.round() / LEVELS
+    near = 1e-3  # a level that rounding missed by a little is that level
+    inwards = torch.where(x_adv > x, (levels + near).floor(), (levels - near).ceil()) / LEVELS
+    fits = threat.size(nearest - x) <= threat.eps + SLACK
+    found = torch.where(per_row(fits, x), nearest, inwards)
+    return found, threat.size(found - x) <= threat.eps + SLACK
