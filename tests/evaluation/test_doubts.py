@@ -170,7 +170,7 @@ def test_deep_doubts_speak_of_chance_only_where_there_is_some() -> None:
         (lambda **o: checks.check_steps(gains, 20, **o), "the plan autoattack", "by chance alone"),
         (lambda **o: checks.check_steps(gains, 20, votes=3, **o), "the plan autoattack", "means over draws (eot=20)"),
         (lambda **o: checks.check_climb(losses, **o), "trust square", "pgd-20:eot=20"),
-        (lambda **o: checks.check_budget(1.0, Linf(0.5), 20, **o), "their gradients are masked", "pgd-50:eot=20"),
+        (lambda **o: checks.check_budget(1.0, Linf(0.5), 20, **o), "they are masked", "pgd-50:eot=20"),
     ):
         (told,), (other,) = made(), made(random=True)
         assert plain in told.cure and plain not in other.cure
@@ -405,6 +405,23 @@ def test_e09_a_tenth_of_the_rise_may_be_lost(losses: list[float], doubted: bool)
     assert bool(checks.check_climb(dict(zip(doubt.LADDER, losses, strict=True)))) == doubted
 
 
+def test_e08_does_not_advise_what_is_in_use() -> None:
+    """Fast waves on the input: PGD stumbles over points that AutoAttack, going uphill, leaves out."""
+    (found,) = checks.check_steps({"100 steps": 20}, 100, planned=True)
+    assert "the plan autoattack" not in found.cure
+    assert "gradients mislead" in found.cure
+    (other,) = checks.check_steps({"100 steps": 20}, 100, planned=True, random=True)
+    assert "by chance alone" in other.cure
+
+
+@pytest.mark.parametrize(("plan", "planned"), [("autoattack", True), ("pgd-1", False)])
+def test_e08_knows_whether_autoattack_is_in_use(plan: str, planned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(doubt, "check_steps", lambda *_, planned, **__: asked.append(planned) or [])
+    look(Net(), n=4, attacks=[plan], doubt=True)
+    assert asked == [planned]
+
+
 # E10
 
 
@@ -417,6 +434,35 @@ def test_e10_surviving_any_budget(threat: Linf | L2) -> None:
 
 def test_e10_quantised_inputs_survive_too() -> None:
     assert {"E06", "E10"} <= set(codes(look(Net(before=torch.round), attacks=["pgd-20"], doubt=True)))
+
+
+class Threshold(nn.Module):
+    """Class 1 where the first of two coordinates is above t: nothing is masked, and 1 - t may be out of reach."""
+
+    def __init__(self, t: float) -> None:
+        super().__init__()
+        self.t = t
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = 20 * (x[:, 0] - self.t)
+        return torch.stack([-z, z], 1)
+
+
+@pytest.mark.parametrize("threat", [Linf(0.05), L2(0.05)], ids=["linf", "l2"])
+@pytest.mark.parametrize("t", [0.2, 0.3, 0.4, 0.5])
+def test_e10_who_cannot_be_broken_is_no_sign(t: float, threat: Linf | L2) -> None:
+    x = torch.rand(200, 2, generator=Seed(3).generator())
+    result = evaluate(Threshold(t).eval(), x, (x[:, 0] > t).long(), threat, attacks=["pgd-20", "cw-20"], doubt=True)
+    assert result.robust == float(((x[:, 0] - t).abs() > 0.05).double().mean())
+    assert codes(result) == []
+
+
+def test_e10_counts_who_has_a_wrong_answer_in_reach() -> None:
+    """Grey is of class 1 and breaks class 0 alone; a sample of class 1 is broken by another where it gets there."""
+    x = torch.tensor([[0.1, 0.5], [0.6, 0.5], [0.9, 0.5]])
+    y = torch.tensor([0, 1, 1])
+    exam = Exam(Threshold(0.3), Counted(Threshold(0.3)), x, y, THREAT, torch.device("cpu"), 2, Seed(0))
+    assert doubt._reached(exam, torch.arange(3), Linf(0.5)).tolist() == [True, True, False], "0.9 gets to 0.4 at most"
 
 
 def test_e10_a_twentieth_may_survive() -> None:

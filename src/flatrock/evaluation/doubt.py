@@ -38,7 +38,6 @@ from flatrock.evaluation.checks import (
     check_probabilities,
     check_random,
     check_steps,
-    collapsed,
 )
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.plans import Step, substitutes
@@ -47,6 +46,8 @@ from flatrock.evaluation.tally import Tally
 # Samples the deep checks look at, and the steps whose losses they compare.
 FEW = 128
 LADDER = (1, 2, 5, 10, 20)
+# Other samples whose answers are tried within a huge budget.
+OTHERS = 8
 # The largest L2 radius there is.
 LONGEST = 388.0
 # What every way to ask torch for gradients comes down to.
@@ -137,12 +138,12 @@ def doubts_deep(exam: Exam, tally: Tally) -> list[Finding]:
     }
     huge = _huge(exam)
     _, standing = _pgd(exam, rows, huge, steps=50, loss="margin")
-    # One answer that nothing has changed, here or before, is told (E15); no attack can, and its gradients hide nothing.
-    stuck = collapsed(tally.predictions, tally.labels) and tally.unbroken and bool(standing.all())
+    missed = standing & (_reached(exam, rows, huge) | (~stood & (exam.threat.eps <= huge.eps)))
+    planned = any(plan.startswith("autoattack") for plan in tally.plans)
     return [
-        *check_steps(gains, len(rows), random=exam.random, votes=exam.votes),
+        *check_steps(gains, len(rows), random=exam.random, votes=exam.votes, planned=planned),
         *check_climb(losses, random=exam.random),
-        *([] if stuck else check_budget(float(standing.double().mean()), huge, len(rows), random=exam.random)),
+        *check_budget(float(missed.double().mean()), huge, len(rows), random=exam.random),
     ]
 
 
@@ -187,6 +188,18 @@ def _huge(exam: Exam) -> Threat:
     if exam.threat.norm == Linf.norm:
         return Linf(0.5)
     return L2(min(0.5 * exam.x[0].numel() ** 0.5, LONGEST))
+
+
+def _reached(exam: Exam, rows: Tensor, threat: Threat) -> Tensor:
+    """Who has a wrong answer in the ball that needs no search: to plain grey, or to another sample moved into it."""
+    wrong = torch.zeros(len(rows), dtype=torch.bool)
+    for shift in range(min(OTHERS + 1, len(rows))):  # 0 stands for grey
+        for part in torch.split(torch.arange(len(rows)), exam.batch_size):
+            x, y = exam.inputs(rows[part])
+            other = torch.full_like(x, 0.5) if shift == 0 else exam.inputs(rows.roll(shift)[part])[0]
+            logits = exam.judged("doubt", rows[part], (x + threat.project(other - x)).clamp(0, 1), y)
+            wrong[part] |= ~classified_right(logits, y).cpu()
+    return wrong
 
 
 def _pgd(

@@ -43,11 +43,6 @@ class Tally:
         return torch.stack(list(self.flags.values())).all(0)
 
     @property
-    def unbroken(self) -> bool:
-        """Whether every sample that is right survived everything so far."""
-        return torch.equal(self.survivors, self._clean)
-
-    @property
     def standing(self) -> float:
         """Share of all samples that survived everything so far."""
         return float(self.survivors.double().mean())
