@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from results_cases import CERTIFICATE, N, fake_result, fake_run, standing
+from scipy.stats import norm
+from scipy.stats import t as student
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
@@ -196,6 +198,34 @@ def test_seeds_share_the_chance_of_the_test_set_and_add_their_own() -> None:
     assert two.error == pytest.approx((of_samples**2 + of_seeds**2) ** 0.5, rel=1e-12)
     with pytest.raises(StateError, match="5 and on 1000 samples"):
         mean_paired([(a, b), (a[:5], b[:5])])
+
+
+def test_few_seeds_know_little_of_their_spread() -> None:
+    """If seeds alone differ, chance reaches as far as Student's t of S - 1 freedoms; if samples alone do, 2 errors."""
+    a, b = standing(600), standing(560)
+    assert paired(a, b).reach == mean_paired([(a, b)] * 3).reach == 2
+    everybody, nobody = torch.ones(N, dtype=torch.bool), torch.zeros(N, dtype=torch.bool)
+    for seeds in (2, 3, 6):
+        found = mean_paired([(everybody, nobody), *[(nobody, nobody)] * (seeds - 1)])
+        assert found.reach == pytest.approx(student.ppf(norm.cdf(2), seeds - 1), rel=1e-9)
+    two = mean_paired([(a, b), (standing(620), b)])
+    of_seeds = 0.01
+    of_samples = (two.error**2 - of_seeds**2) ** 0.5
+    limit = (4 * of_samples**2 + (student.ppf(norm.cdf(2), 1) * of_seeds) ** 2) ** 0.5
+    assert two.reach * two.error == pytest.approx(limit, rel=1e-9)
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.05])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_seeds_that_differ_are_seldom_called_methods_that_do(seeds: int, spread: float) -> None:
+    """As below, but every seed has a quality of its own, far from what the samples leave to chance (0.016)."""
+    gen, wrong, tries = torch.Generator().manual_seed(seeds), 0, 400
+    for _ in range(tries):
+        rates = torch.rand(2, N, generator=gen, dtype=torch.float64)
+        luck = spread * torch.randn(seeds, 2, 1, generator=gen, dtype=torch.float64)
+        found = [torch.rand(2, N, generator=gen, dtype=torch.float64) < rates + one for one in luck]
+        wrong += mean_paired([(a, b) for a, b in found]).beyond_chance
+    assert wrong / tries < 0.0455 + 3 * 0.0104
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 5, 10])

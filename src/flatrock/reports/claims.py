@@ -27,17 +27,17 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """Reproduced: beyond chance, the same sign, and half to twice the size give or take two standard errors."""
+        """Reproduced: beyond chance, the same sign, and half to twice the size give or take what chance reaches."""
         if self.doubtful:
             return NONE
-        size, ours, error = abs(self.theirs), 100 * abs(self.ours.mean), 100 * self.ours.error
+        size, ours, chance = abs(self.theirs), 100 * abs(self.ours.mean), 100 * self.ours.reach * self.ours.error
         if not self.ours.beyond_chance:
-            return OPEN if abs(100 * self.ours.mean - self.theirs) <= 2 * error else NOT
+            return OPEN if abs(100 * self.ours.mean - self.theirs) <= chance else NOT
         if (self.ours.mean > 0) != (self.theirs > 0):
             return OPPOSITE
-        if ours + 2 * error < size / 2:
+        if ours + chance < size / 2:
             return SMALLER
-        return LARGER if ours - 2 * error > 2 * size else LIKE
+        return LARGER if ours - chance > 2 * size else LIKE
 
     def text(self, name: str) -> str:
         """`PGD-20 +2.60 there, +1.9 ± 0.4 here: reproduced`."""
