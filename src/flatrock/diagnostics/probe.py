@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatrock.attacks.craft import answered, check_crafted, check_inputs, check_model
 from flatrock.attacks.pgd import classified_right
 from flatrock.core.borrow import full_precision
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ThreatError
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
@@ -46,8 +47,8 @@ def fitting(work: Callable[[int], T], size: int) -> tuple[T, int]:
     while True:
         try:
             return work(size), size
-        except torch.OutOfMemoryError:
-            if size == 1:
+        except RuntimeError as error:
+            if size == 1 or not memory_is_short(error):
                 raise
         # Outside the handler: what the failed pass had allocated is free by now.
         size = (size + 1) // 2
