@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import TypeVar
@@ -108,6 +109,12 @@ class Probe:
         self.threat, self.attack, self.seed = threat, attack, seed
         self.batch_size = min(batch_size, len(x))
         self._crafting = HalfPass(model) if half else model
+
+    def sent(self, how: Callable[[Tensor], Tensor]) -> Probe:
+        """A copy whose samples went elsewhere; the model is the same one."""
+        other = copy(self)
+        other.x, other.y, other.ids = how(self.x), how(self.y), how(self.ids)
+        return other
 
     def check(self) -> None:
         """Whether the network, as its weights are now, answers as a classifier must; else ModelError."""
