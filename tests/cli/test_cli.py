@@ -16,6 +16,7 @@ from flatrock.core.provenance import VERSION
 from flatrock.core.records import Result as Evaluation
 from flatrock.data.catalog import how_to_get
 from flatrock.evaluation.plans import PLANS
+from flatrock.recipes import cost
 
 runner = CliRunner()
 
@@ -100,6 +101,25 @@ def test_check_prints_recipe_parameters_steps_and_cost() -> None:
     assert "0.03137" in done.output
     for word in ("parameters", "24,058", "steps", "passes", "PFLOP", "time", "hash"):
         assert word in done.output
+
+
+def test_check_tells_how_time_was_measured_and_what_a_busy_machine_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = ("digits_at", "train.epochs=200", "--device", "cpu")
+    monkeypatch.setattr(cost, "_timed_pass", lambda *_: 0.25)
+    idle = flatrock("check", *recipe).output
+    hours = re.search(r"^time +about ([\d.]+) hours on cpu \([^)]+\)$", idle, re.M)
+    assert hours, idle
+    assert "an estimate, extrapolated from the best of 3 timed passes of one batch: an order of magnitude" in idle
+    times = iter([9.0, 0.25, 1.0, 1.0])
+    monkeypatch.setattr(cost, "_timed_pass", lambda *_: next(times))
+    busy = flatrock("check", *recipe).output
+    told = re.search(
+        r"^time +about ([\d.]+) hours on cpu .*, idle; while it is as busy as now, about ([\d.]+)", busy, re.M
+    )
+    assert told, busy
+    assert told[1] == hours[1]
+    assert float(told[2]) == pytest.approx(3 * float(hours[1]), rel=0.05)
+    assert "the best of 3 timed passes of one batch, and from their mean" in busy
 
 
 def test_check_of_several_devices() -> None:

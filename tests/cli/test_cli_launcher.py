@@ -86,7 +86,6 @@ def test_torchrun_with_one_process_trains_and_our_own_processes_are_not_refused(
 @pytest.mark.parametrize(
     "words",
     [
-        ("landscape",),
         ("curvature",),
         ("overfit",),
         ("pseudo-label", "--images", "x.npz", "--out", "y.npz"),
@@ -99,7 +98,7 @@ def test_commands_that_do_not_share_work_say_so(
     monkeypatch.chdir(tmp_path)
     told = (
         f"device '{device}' names several, and this command works on one; name it, such as cuda:0 "
-        "(train, eval, certify and reproduce take several)"
+        "(train, eval, certify, landscape and reproduce take several)"
     )
     assert told in refusal(flatrock(words[0], run_folder, *words[1:], "--device", device))
     assert told in refusal(flatrock("bench", "digits_at", "--device", device))

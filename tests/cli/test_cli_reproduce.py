@@ -287,11 +287,16 @@ def test_other_attacks_are_made_of_the_same_weights(here: Path, calls: list[str]
     before = (here / "runs/mine/recipe.yaml").read_text()
     (here / "runs/mine/result-best.json").unlink()
     (here / "runs/mine/result-best.part").mkdir()
+    for name in ("exam.json", "chunk-000000.safetensors"):
+        (here / "runs/mine/result-best.part" / name).write_text("{}")
     Path("mine.yaml").write_text(Path("mine.yaml").read_text().replace("[fgsm]", "[pgd-3]"))
     done = flatrock("reproduce", "mine.yaml", *CPU)
     assert done.exit_code == 1
     assert "`flatrock eval runs/mine --which best --resume`, or delete it" in " ".join(done.output.split())
     assert (here / "runs/mine/recipe.yaml").read_text() == before
+    # One that was killed before its first batch is none.
+    (here / "runs/mine/result-best.part/chunk-000000.safetensors").unlink()
+    assert made("pgd-3") == {"clean", "pgd-3"}
 
 
 def test_rows_that_another_process_makes_are_left(finished: Path, here: Path, calls: list[str]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from flatrock.core.device import alike_devices, kind_fault, named_devices, pick_devices, shared_by
+from flatrock.core.device import alike_devices, kind_fault, memory_is_short, named_devices, pick_devices, shared_by
 from flatrock.core.errors import ConfigError
+from flatrock.core.team import LostError, Team
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
 
@@ -30,3 +32,43 @@ def test_devices_of_different_kinds_do_not_share_work(monkeypatch: pytest.Monkey
 def test_only_several_devices_are_told_of() -> None:
     assert shared_by([CUDA]) == {}
     assert shared_by([CPU, CPU]) == {"devices": ["cpu", "cpu"]}
+
+
+# Every way to say it that libraries have; test_smoothing.py sees the CPU's allocator say it.
+SAID = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "NCCL error: unhandled cuda error, Last error: Cuda failure 2 'out of memory'",
+    "Triton Error [CUDA]: out of memory",
+)
+OTHERS = (
+    "CUDA error: an illegal memory access was encountered",
+    "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    "mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)",
+)
+
+
+def test_want_of_memory_has_many_names() -> None:
+    assert memory_is_short(torch.OutOfMemoryError("Tried to allocate 2 GiB"))
+    assert all(memory_is_short(RuntimeError(words)) for words in SAID)
+    assert not any(memory_is_short(RuntimeError(words)) for words in OTHERS)
+    assert not memory_is_short(ConfigError("cuda: out of memory")), "errors of ours are not torch's"
+
+
+@pytest.mark.parametrize("words", [SAID[0], SAID[2]])
+def test_want_of_memory_is_no_loss_of_another_process(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    error = RuntimeError(words)
+
+    def fails(_: torch.Tensor) -> None:
+        raise error
+
+    monkeypatch.setattr(dist, "all_reduce", fails)
+    with pytest.raises(RuntimeError) as caught:
+        Team(0, 2).total(torch.ones(1))
+    assert caught.value is error
+    error = RuntimeError("Connection closed by peer")
+    with pytest.raises(LostError, match=r"another process of this training has ended .*Connection closed by peer"):
+        Team(0, 2).total(torch.ones(1))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterator
 from multiprocessing import active_children
 from typing import Any
 
 import pytest
+import torch
 from crew_cases import CPU, counting, served
 
 from flatrock.core.errors import ConfigError, ModelError, StateError
-from flatrock.core.workers import pickled, workers
+from flatrock.core.workers import parcel, pickled, workers
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +69,12 @@ def test_what_ends_a_worker_is_told_and_ends_the_others(task: Any, error: type[E
 def test_what_cannot_travel_is_refused() -> None:
     with pytest.raises(ModelError, match=r"the model cannot be sent to other processes \(.*name one device, or define"):
         pickled(lambda x: x)
+
+
+def test_a_tensor_is_sent_by_itself() -> None:
+    whole = torch.arange(1000.0)
+    assert parcel(whole) is whole, "nothing to leave behind"
+    for part in (whole[3:5], whole[::500], whole.view(10, 100)[:, 7]):
+        sent = pickle.loads(pickle.dumps(parcel(part)))
+        assert torch.equal(sent, part)
+        assert sent.untyped_storage().nbytes() == 4 * len(part)

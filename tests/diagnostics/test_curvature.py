@@ -196,7 +196,12 @@ def test_samples_that_cannot_be_measured() -> None:
         curvature(net, x, y, beta=24, batch_size=0)
 
 
-def test_short_memory_halves_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+# What torch says when the CPU's memory is short; test_smoothing.py sees to it that it does.
+CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(CPU)], ids=["gpu", "cpu"])
+def test_short_memory_halves_the_batches(monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
     net = dense_net()
     x, y = samples((3,), 3)
     whole = curvature(net, x, y, beta=24, settings=QUICK, batch_size=24)
@@ -205,7 +210,7 @@ def test_short_memory_halves_the_batches(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def short(self: nn.Sequential, inputs: Tensor) -> Tensor:
         if len(inputs) > 16:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         sizes.append(len(inputs))
         return plain(self, inputs)
 
@@ -214,6 +219,19 @@ def test_short_memory_halves_the_batches(monkeypatch: pytest.MonkeyPatch) -> Non
     found = curvature(net, x, y, beta=24, settings=QUICK, batch_size=24)
     assert max(sizes) == 12
     assert found.whole.trace.value == pytest.approx(whole.whole.trace.value, rel=1e-10)
+
+
+def test_short_memory_is_no_fault_of_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = samples((3,), 3)
+    error = RuntimeError(CPU)
+
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(hessian_module, "check_symmetric", full)
+    with pytest.raises(RuntimeError) as caught:
+        curvature(dense_net(), x, y, beta=24, settings=QUICK)
+    assert caught.value is error
 
 
 def test_numbers_that_are_not_finite_are_named() -> None:

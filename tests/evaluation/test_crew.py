@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from crew_cases import Dying, Failing, Linear, served
+from crew_cases import Cramped, Dying, Failing, Linear, served
 from interrupted import Ends
 from torch import Tensor, nn
 
@@ -19,6 +19,8 @@ from flatrock.core.errors import ConfigError, ModelError, StateError
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Linf
+from flatrock.core.workers import Worker
+from flatrock.evaluation import crew as crew_module
 from flatrock.evaluation.crew import Crew, crew
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.exam import Exam
@@ -147,18 +149,55 @@ def chunk(rows: Tensor) -> Chunk:
     return Chunk("x", rows, right, torch.zeros(len(rows)), torch.empty(0, 2), {})
 
 
-def attacked(task: Any) -> list[Chunk]:
-    """A batch of three in two parts, as where memory is short."""
+def attacked(task: Any) -> tuple[list[Chunk], int]:
+    """A batch of three in two parts, as where memory is short, and what fits."""
     _, rows = task
-    return [chunk(part) for part in ([rows[:1], rows[1:]] if len(rows) == 3 else [rows])]
+    return [chunk(part) for part in ([rows[:1], rows[1:]] if len(rows) == 3 else [rows])], 2
 
 
 @pytest.mark.parametrize("slow", [(0.05, 0.0, 0.0), (0.0, 0.05, 0.02), (0.0, 0.0, 0.05)])
 def test_batches_come_in_order_whoever_is_slow(slow: tuple[float, ...]) -> None:
-    rows = torch.arange(100, 120)
+    rows, model = torch.arange(100, 120), Linear()
+    exam = Exam(model, Counted(model), torch.rand(4, 2), torch.zeros(4).long(), Linf(0.1), CPU, 3, Seed(0))
     with served(slow, attacked) as (workers, seen):
-        made = list(Crew(workers, 3).attempts(Step("x", GradientAttack()), rows))
+        made = list(Crew(workers, exam).attempts(Step("x", GradientAttack()), rows))
     assert torch.equal(torch.cat([c.rows for c in made]), rows)
     assert [len(c.rows) for c in made] == [1, 2] * 6 + [2]
     assert sorted(row for tasks in seen for _, part in tasks for row in part.tolist()) == rows.tolist()  # each once
     assert all(seen)  # everybody worked
+    assert exam.batch_size == 2
+
+
+def test_samples_and_batches_travel_alone(ask: Ask, alone: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples are views of many more, batches of the rows to attack; tasks have the numbers of 4 rows."""
+    send, sizes = Worker.send, list[int]()
+
+    def weighed(worker: Worker, words: bytes) -> None:
+        sizes.append(len(words))
+        send(worker, words)
+
+    monkeypatch.setattr(Worker, "send", weighed)
+    kept, orders = crew_module.parcel, list[int]()
+
+    def noted(tensor: Tensor) -> Tensor:
+        sent = kept(tensor)
+        orders.append(sent.untyped_storage().nbytes())
+        return sent
+
+    monkeypatch.setattr(crew_module, "parcel", noted)
+    same(alone, ask(device=["cpu", "cpu"]))
+    assert orders[:3] == [16 * 64 * 4, 16 * 8, 16 * 8], "inputs, labels, ids"
+    assert all(size <= 4 * 8 for size in orders[3:])
+    assert max(sizes[2:]) < 4 * 8 + 500
+
+
+def test_the_batch_size_told_is_that_of_the_workers() -> None:
+    x = torch.rand(16, 2)
+    y = Linear()(x).argmax(1)
+    asked: dict[str, Any] = {"attacks": ["fgsm", "pgd-2"], "keep_adversarial": True, "device": ["cpu", "cpu"]}
+    cramped = evaluate(Cramped(), x, y, Linf(0.1), **asked, batch_size=8)
+    assert cramped.provenance["batch_size"] == 2
+    roomy = evaluate(Linear(), x, y, Linf(0.1), **asked, batch_size=8)
+    assert roomy.provenance["batch_size"] == 8
+    assert all(torch.equal(cramped.flags[k], roomy.flags[k]) for k in roomy.flags)
+    assert torch.equal(cast(Tensor, cramped.adversarial), cast(Tensor, roomy.adversarial))

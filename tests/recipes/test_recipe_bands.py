@@ -13,9 +13,10 @@ from results_cases import fake_run
 from table_cases import TINY
 
 from flatrock.core.bands import band, bands_text, measured_bands, off
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import BusyError, ConfigError, StateError
 from flatrock.core.rows import Row, Score, read_rows
 from flatrock.engine.folder import RunFolder
+from flatrock.evaluation.journal import journaled
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.load import library, load_recipe, recipe_names, summaries
 from flatrock.recipes.pieces import recipe_hash
@@ -191,6 +192,52 @@ def test_a_run_with_other_attacks_has_no_bands_of_those_before(mine: Path, tmp_p
     take_attacks(folder, load_recipe(mine, ["evaluate.attacks=[fgsm]"]))
     stored = stored_recipe(folder)
     assert (stored.evaluate.attacks, stored.about.bands) == (("fgsm",), {})
+
+
+HALF = (".exam.json.part", ".chunk-000000.safetensors.part")
+
+
+@pytest.mark.parametrize("left", [(), HALF[:1], ("exam.json", HALF[1]), ("chunk-000000.safetensors",)])
+def test_what_a_killed_process_left_is_no_evaluation_with_other_attacks(
+    mine: Path, tmp_path: Path, left: tuple[str, ...]
+) -> None:
+    """Killed before its first batch, or without its question, which the next evaluation would refuse to go on from."""
+    folder = RunFolder(tmp_path / "run")
+    journal = folder.path / "result-last.part"
+    journal.mkdir(parents=True)
+    for name in left:
+        (journal / name).write_text("{}")
+    folder.write_recipe(recipe_text(load_recipe(mine)))
+    take_attacks(folder, load_recipe(mine, ["evaluate.attacks=[fgsm]"]))
+    assert stored_recipe(folder).evaluate.attacks == ("fgsm",)
+    assert not journal.exists()
+
+
+def test_finished_batches_with_other_attacks_are_not_lost(mine: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    files = [
+        folder.path / f"result-{name}"
+        for name in ("best.part/.exam.json.part", "last.part/exam.json", "last.part/chunk-000000.safetensors")
+    ]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    folder.write_recipe(recipe_text(load_recipe(mine)))
+    told = r"result-last\.part holds 1 finished batches .* finish it with `flatrock eval .* --which last --resume`"
+    with pytest.raises(StateError, match=told):
+        take_attacks(folder, load_recipe(mine, ["evaluate.attacks=[fgsm]"]))
+    assert all(file.is_file() for file in files)
+    take_attacks(folder, load_recipe(mine))  # the same attacks: nothing to take
+
+
+def test_an_evaluation_that_just_began_with_other_attacks_is_left_alone(mine: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.write_recipe(recipe_text(load_recipe(mine)))
+    begun = journaled(folder.path / "result-best.part", {"attacks": "before"}, resume=False)
+    with begun, pytest.raises(BusyError, match=r"evaluating into .*result-best\.part"):
+        take_attacks(folder, load_recipe(mine, ["evaluate.attacks=[fgsm]"]))
+    assert (folder.path / "result-best.part" / "exam.json").is_file()
 
 
 def row(folder: Path, name: str, **how: Any) -> Row:

@@ -124,6 +124,14 @@ def test_cold_calls_and_hiccups_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
     assert of("digits_at").seconds == steady.seconds
 
 
+def test_the_mean_of_all_passes_tells_how_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_seconds(monkeypatch, repeat(0.125))
+    assert of("digits_at").slowdown == 1, "an idle machine"
+    take_seconds(monkeypatch, chain([30.0], [0.125, 1.0, 0.125, 0.25]))  # the first one warms up
+    found = of("digits_at", "train.epochs=1")
+    assert (found.passes, found.slowdown) == (3, pytest.approx((0.125 + 1.0 + 0.125) / 3 / 0.125))
+
+
 def test_timing_goes_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = take_seconds(monkeypatch, repeat(0.01))
     of("digits_at")

@@ -12,7 +12,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.recipes import load as module
 from flatrock.recipes.build import build_threat
 from flatrock.recipes.check import validate
-from flatrock.recipes.load import library, load_recipe, load_seeds, overlay, recipe_names
+from flatrock.recipes.load import NAMING, library, load_recipe, load_seeds, overlay, recipe_names
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Data
 from flatrock.recipes.text import recipe_text
@@ -140,6 +140,73 @@ def test_other_data_keep_what_is_said_of_any_and_drop_the_options_of_those_below
     assert mine.data.held_out == load_recipe("moons_at").data.held_out != Data(name="npz").held_out
     again = load_recipe("moons_at", ["data.name=moons", "data.noise=0.05"])
     assert again.data.options == {**load_recipe("moons_at").data.options, "noise": 0.05}
+
+
+# What is said below, and what stays of it where something else is named: what is said of any such thing.
+BELOW = {
+    "data": ({"name": "moons", "points": 90, "noise": 0.1, "held_out": 7}, {"held_out": 7}),
+    "model": (
+        {
+            "name": "wide_resnet",
+            "depth": 16,
+            "bn_momentum": 0.01,
+            "normalize": "cifar10",
+            "num_classes": 3,
+            "weights": "a",
+        },
+        {"normalize": "cifar10", "num_classes": 3, "weights": "a"},
+    ),
+    "objective": ({"name": "trades", "beta": 6, "label_smoothing": 0.1}, {}),
+    "attack": ({"name": "pgd", "steps": 10, "bn_mode": "train"}, {}),
+    "optimizer": ({"name": "entropy_sgd", "inner": 5, "lr": 0.2, "l2": 0.1}, {"lr": 0.2, "l2": 0.1}),
+    "schedule": ({"name": "piecewise", "milestones": [1, 2]}, {}),
+}
+
+
+@pytest.mark.parametrize("section", BELOW)
+def test_naming_something_else_drops_the_options_of_what_was_named(section: str) -> None:
+    below, stays = BELOW[section]
+    assert overlay({section: below}, {section: {"name": "another", "new": 1}}) == {
+        section: {**stays, "name": "another", "new": 1}
+    }
+    for same in ({"new": 1}, {"name": below["name"], "new": 1}):
+        assert overlay({section: below}, {section: same}) == {section: {**below, "new": 1}}
+
+
+def test_every_section_that_names_something_is_treated_so() -> None:
+    assert {*NAMING} == {*BELOW}
+
+
+def test_a_name_that_says_the_default_names_nothing_else() -> None:
+    below = {"optimizer": {"lr": 0.2}, "attack": {"steps": 3, "bn_mode": "train"}}
+    named = {"optimizer": {"name": "sgd"}, "attack": {"name": "auto"}}
+    assert overlay(below, named) == {
+        "optimizer": {"lr": 0.2, "name": "sgd"},
+        "attack": {**below["attack"], "name": "auto"},
+    }
+
+
+def test_another_network_has_none_of_the_options_of_its_base(tmp_path: Path) -> None:
+    write(
+        tmp_path, "wide", "base: cifar10_at_linf\nmodel: {name: wide_resnet, depth: 16, width: 2, bn_momentum: 0.01}\n"
+    )
+    vit = write(tmp_path, "mine", "base: wide\nmodel: {name: vit, width: 32, heads: 2, patch: 8}\n")
+    with pytest.raises(ConfigError, match="model 'vit' needs the option 'depth'"):
+        load_recipe(vit)  # and does not take that of another kind of network
+    known = load_recipe(vit, ["model.depth=1"]).model
+    assert {"width": 32, "heads": 2, "patch": 8, "depth": 1}.items() <= known.options.items()
+    assert "bn_momentum" not in known.options
+    assert known.normalize == load_recipe("cifar10_at_linf").model.normalize == "cifar10"
+    assert load_recipe(tmp_path / "wide.yaml", ["model.name=resnet18"]).model.options == {}
+    deeper = load_recipe(tmp_path / "wide.yaml", ["model.name=wide_resnet", "model.depth=22"])
+    assert deeper.model.options == {"depth": 22, "width": 2, "bn_momentum": 0.01}
+
+
+def test_options_given_before_their_name_are_kept() -> None:
+    for order in (["objective.beta=3", "objective.name=trades"], ["objective.name=trades", "objective.beta=3"]):
+        assert load_recipe("digits_at", order).objective.options == {"beta": 3}
+    recipe = load_recipe("digits_at", {"objective__beta": 3, "objective__name": "trades"})
+    assert recipe.objective.options == {"beta": 3}
 
 
 def test_a_renamed_section_replaces_the_one_below() -> None:

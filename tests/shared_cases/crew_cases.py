@@ -56,6 +56,15 @@ class Failing(Linear):
         return super().forward(x)
 
 
+class Cramped(Linear):
+    """Has memory for two inputs at once in the other process."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if parent_process() is not None and len(x) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return super().forward(x)
+
+
 class Dying(Linear):
     """Ends the other process without a word."""
 

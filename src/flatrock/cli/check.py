@@ -27,6 +27,8 @@ from flatrock.recipes.start import start_fault, start_faults
 from flatrock.recipes.text import recipe_text
 from flatrock.recipes.together import device_faults
 
+# Passes that take this much longer than the best of them tell of others who use the device.
+BUSY = 1.5
 # Damaged images that are named.
 MOST_SHOWN = 20
 
@@ -77,8 +79,13 @@ def _tell_cost(cost: Cost, batch_size: int, where: Sequence[torch.device]) -> No
     if len(where) > 1:
         name = f"{len(where)} x {name}" if where[0].type == "cuda" else f"{name}, whose cores they share"
         beside = "; what devices send to each other is not counted"
-    _line("time", f"about {human(cost.seconds)} on {name}")
-    say(f"  (time extrapolated from one batch: an order of magnitude{beside})")
+    now = f"; while it is as busy as now, about {human(cost.slowdown * cost.seconds)}" if cost.slowdown >= BUSY else ""
+    _line("time", f"about {human(cost.seconds)} on {name}{', idle' if now else ''}{now}")
+    mean = ", and from their mean" if now else ""
+    say(
+        f"  (an estimate, extrapolated from the best of {cost.passes} timed passes of one batch{mean}: an order of "
+        f"magnitude{beside})"
+    )
 
 
 def _place(recipe: Recipe, folder: Path | None) -> str:

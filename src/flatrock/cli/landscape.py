@@ -10,7 +10,8 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
-from flatrock.cli.shared import beside, check_out, named, numeric, one_device, words
+from flatrock.cli.shared import beside, check_out, named, numeric, words
+from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Progress
 from flatrock.diagnostics.grid import Axis
@@ -57,7 +58,9 @@ Out = Annotated[
     Path | None, typer.Option(help="figures are OUT.png, OUT.svg and OUT.html; default: by the run, or here")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted measurement; reuse finished ones")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
+Device = Annotated[
+    str, typer.Option(help="auto, cpu, cuda; all, or cuda:0,cuda:1: they share the points of a weight landscape")
+]
 Seed = Annotated[int, typer.Option(help="seed of directions and of the attack's random numbers")]
 
 
@@ -102,7 +105,7 @@ def run(
         plan = Plan(**asked, span=far, ids=None if ids is None else _numbers(ids))
         prefix = named(out) or beside([Path()] if any_given(own) else sources or [], f"landscape-{plan.kind}")
         check_out(*_files(prefix))
-        where = one_device(device)
+        where = plan.devices(named_devices(device))
         foreign = ForeignModel(**own, which=which) if any_given(own) else None
         found = look(sources or [], plan, words(which), foreign=foreign, data_folder=data_dir)
         at = _radius(plan, found, None if radius is None else numeric("radius", radius))

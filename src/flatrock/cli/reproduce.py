@@ -203,7 +203,8 @@ def _tell_plan(table: Prepared) -> None:
     if sum(known):
         more = f" beside {times.count(None)} of unknown length" if None in times else ""
         say(f"about {human(sum(known))} of training{more} on {device_name(where)}, then evaluations")
-        say("  (time extrapolated from one batch of each: an order of magnitude)")
+        say("  (an estimate, extrapolated from the best passes of one batch of each, as if nothing else ran here:")
+        say("  an order of magnitude)")
 
 
 def _estimated(row: Planned, device: torch.device) -> float | None:

@@ -36,7 +36,7 @@ def one_device(text: str) -> torch.device:
     if text.strip() == "all" or "," in text:
         raise ConfigError(
             f"device {text!r} names several, and this command works on one; name it, such as cuda:0 "
-            "(train, eval, certify and reproduce take several)"
+            "(train, eval, certify, landscape and reproduce take several)"
         )
     return pick_device(text)
 

@@ -79,11 +79,15 @@ def shared_by(devices: Sequence[torch.device]) -> dict[str, list[str]]:
     return {"devices": [str(device) for device in devices]} if len(devices) > 1 else {}
 
 
+# What libraries say for want of memory: CUDA's runtime, NCCL and Triton; cuBLAS, cuDNN and their kin; torch on the CPU.
+SHORT = ("out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "DefaultCPUAllocator")
+
+
 def memory_is_short(error: BaseException) -> bool:
-    """Whether this is want of memory: CUDA has a class for it; of the CPU's allocator only the message tells."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
+    """Whether this is want of memory: torch's own on a GPU has a class; of the others only the message tells."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in SHORT)
 
 
 def free_memory(device: torch.device, *, compiled: bool = False) -> int:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import StateError, TrainingError, in_words
 
 T = TypeVar("T")
@@ -30,9 +31,9 @@ class LostError(StateError):
 def _all_there() -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if memory_is_short(error):
+            raise
         raise LostError(
             f"another process of this training has ended ({in_words(error)}); go on from the last saved state with "
             "--resume (resume=True)"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flatrock.core.errors import FlatrockError, ModelError, StateError, in_words
 from flatrock.core.processes import begun, end_with_parent, how_it_ended
@@ -100,6 +101,12 @@ def workers(begin: Begin, orders: bytes, devices: Sequence[torch.device]) -> Ite
             worker.line.close()
             worker.process.terminate()
             worker.process.join()
+
+
+def parcel(tensor: Tensor) -> Tensor:
+    """A tensor as it is sent: on the CPU and by itself, for pickled a view has all with it that it is a view of."""
+    here = tensor.cpu()
+    return here.clone() if here.untyped_storage().nbytes() > here.numel() * here.element_size() else here
 
 
 def pickled(orders: Any) -> bytes:

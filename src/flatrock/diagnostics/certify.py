@@ -18,7 +18,7 @@ from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import Seed
 from flatrock.core.threat import L2
-from flatrock.core.workers import Work, pickled, workers
+from flatrock.core.workers import Work, parcel, pickled, workers
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.smoothing import Smoothing, Voter
@@ -128,7 +128,7 @@ def _together(poll: _Poll, samples: Sequence[Sample], devices: Sequence[torch.de
     """The same from a process on each device, as they come."""
     with placed(poll.voter.model, torch.device("cpu")):
         orders = pickled(poll)
-    tasks = ((x.cpu().clone(), name) for x, name in samples)  # a view would travel with all of the data set
+    tasks = ((parcel(x), name) for x, name in samples)
     with workers(_voting, orders, devices) as at_work:
         for place, (row, size) in at_work.answers(tasks, told):
             poll.voter.batch_size = min(poll.voter.batch_size, size)

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatrock.attacks.craft import answered
 from flatrock.core.borrow import full_precision, kept_buffers, mode
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.diagnostics.probe import fitting
@@ -120,9 +121,9 @@ def check_network(model: nn.Module, x: Tensor, y: Tensor, parameters: Mapping[st
     hessian = Hessian(model, x[:FEW], y[:FEW], parameters, loss=margin)
     try:
         check_symmetric(hessian, seed)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if memory_is_short(error):
+            raise
         raise ModelError(
             f"the network cannot be differentiated twice, as a Hessian needs: {error}; replace that layer by one "
             "torch has second derivatives of"

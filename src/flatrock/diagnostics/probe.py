@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import TypeVar
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from flatrock.attacks.craft import answered, check_crafted, check_inputs, check_model
 from flatrock.attacks.pgd import classified_right
 from flatrock.core.borrow import full_precision
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ThreatError
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
@@ -46,8 +48,8 @@ def fitting(work: Callable[[int], T], size: int) -> tuple[T, int]:
     while True:
         try:
             return work(size), size
-        except torch.OutOfMemoryError:
-            if size == 1:
+        except RuntimeError as error:
+            if size == 1 or not memory_is_short(error):
                 raise
         # Outside the handler: what the failed pass had allocated is free by now.
         size = (size + 1) // 2
@@ -107,6 +109,12 @@ class Probe:
         self.threat, self.attack, self.seed = threat, attack, seed
         self.batch_size = min(batch_size, len(x))
         self._crafting = HalfPass(model) if half else model
+
+    def sent(self, how: Callable[[Tensor], Tensor]) -> Probe:
+        """A copy whose samples went elsewhere; the model is the same one."""
+        other = copy(self)
+        other.x, other.y, other.ids = how(self.x), how(self.y), how(self.ids)
+        return other
 
     def check(self) -> None:
         """Whether the network, as its weights are now, answers as a classifier must; else ModelError."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import torch
 
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import FlatrockError, TrainingError, in_words
 from flatrock.core.files import write_atomic
 from flatrock.engine.folder import RunFolder
@@ -30,12 +31,12 @@ def in_short(error: Exception) -> str:
     """What is said of an error, ours or not."""
     if isinstance(error, FlatrockError):
         return str(error)
-    return in_words(error) + ("; lower train.batch_size" if isinstance(error, torch.OutOfMemoryError) else "")
+    return in_words(error) + ("; lower train.batch_size" if memory_is_short(error) else "")
 
 
 def _of_memory(job: Job, error: Exception) -> str:
     """Behind the cure for too little memory: what the batch size is, and who else could take some of it."""
-    if not isinstance(error, torch.OutOfMemoryError):
+    if not memory_is_short(error):
         return ""
     gpus = torch.cuda.device_count() if job.device.type == "cuda" and job.team.alone else 1
     share = f", or share batches among {gpus} GPUs with --device all" if gpus > 1 else ""

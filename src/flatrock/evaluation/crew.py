@@ -14,7 +14,7 @@ from flatrock.core.borrow import placed
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
-from flatrock.core.workers import Work, Workers, pickled, workers
+from flatrock.core.workers import Work, Workers, parcel, pickled, workers
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk
@@ -44,16 +44,21 @@ class Orders:
 class Crew:
     """One worker per device. Random numbers belong to samples, so it does not matter who attacks which batch."""
 
-    def __init__(self, at_work: Workers, size: int) -> None:
+    def __init__(self, at_work: Workers, exam: Exam) -> None:
         self._workers = at_work
-        self._size = size
+        self._exam = exam
 
     def attempts(self, step: Step, rows: Tensor) -> Iterator[Chunk]:
-        """Try one attack on these samples; the batches come in the order of the rows, as from one device."""
-        batches = [(step.label, part) for part in torch.split(rows, self._size)]
+        """Try one attack on these samples; the batches come in the order of the rows, as from one device.
+
+        Where the memory of a worker does not hold one, it halves it; whatever comes later is as small for all.
+        """
+        exam = self._exam
+        batches = ((step.label, parcel(part)) for part in torch.split(rows, exam.batch_size))
         done: dict[int, list[Chunk]] = {}
         due = 0
-        for place, chunks in self._workers.answers(batches):
+        for place, (chunks, size) in self._workers.answers(batches):
+            exam.batch_size = min(exam.batch_size, size)
             done[place] = chunks
             while due in done:
                 yield from done.pop(due)
@@ -79,7 +84,7 @@ def crew(
                     f"on {worker.device} attacks would craft in {found}, on {exam.device} in {crafted}; name devices "
                     "of one kind, or say precision full"
                 )
-        yield Crew(at_work, exam.batch_size)
+        yield Crew(at_work, exam)
 
 
 def _pickled(exam: Exam, **others: Any) -> bytes:
@@ -90,12 +95,12 @@ def _pickled(exam: Exam, **others: Any) -> bytes:
         orders = Orders(
             model=exam.model,
             surrogate=surrogate,
-            x=exam.x.cpu(),
-            y=exam.y.cpu(),
+            x=parcel(exam.x),
+            y=parcel(exam.y),
             threat=exam.threat,
             batch_size=exam.batch_size,
             seed=exam.seed,
-            ids=exam.ids,
+            ids=None if exam.ids is None else parcel(exam.ids),
             votes=exam.votes,
             random=exam.random,
             **others,
@@ -113,9 +118,9 @@ def _attacking(orders: Orders, device: torch.device) -> Iterator[tuple[str, Work
         plan = make_plan(orders.attacks, classes=orders.classes, surrogate=other, threat=orders.threat)
         steps = {step.label: step for step in plan}  # made here: those that transfer hold the surrogate of here
 
-        def attack(batch: tuple[str, Tensor], tell: Callable[[Any], None]) -> list[Chunk]:
+        def attack(batch: tuple[str, Tensor], tell: Callable[[Any], None]) -> tuple[list[Chunk], int]:
             label, rows = batch
-            return _chunks(exam, steps[label], rows)
+            return _chunks(exam, steps[label], rows), exam.batch_size
 
         yield crafted, attack
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Journal:
             return
         if folder.exists() and not known.is_file() and not _unnamed(folder):
             raise StateError(f"{folder} exists and is not an unfinished evaluation; it is left alone")
-        if known.is_file() and (kept := len(_chunks(folder))) and not _left_over(folder):
+        if kept := finished_batches(folder):
             raise StateError(
                 f"{folder} holds {kept} finished batches of an evaluation that was stopped; go on with --resume "
                 "(resume=True), or delete it to start again"
@@ -121,8 +121,12 @@ def journaled(
         return
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f".{folder.name}.lock"), "evaluating into", folder):
+    with _held(folder):
         yield Journal(folder, identity, resume=resume, **wanted)
+
+
+def _held(folder: Path) -> AbstractContextManager[None]:
+    return locked(folder.with_name(f".{folder.name}.lock"), "evaluating into", folder)
 
 
 def question(identity: Mapping[str, Any], *, doubt: bool) -> dict[str, str]:
@@ -160,6 +164,22 @@ def answered(
 def _unnamed(folder: Path) -> bool:
     """Whether this is a journal whose exam.json is not there, so that nobody knows what its batches answer."""
     return folder.is_dir() and set(folder.iterdir()) <= {*_chunks(folder), *folder.glob(".*.part")}
+
+
+def finished_batches(folder: Path) -> int:
+    """How many batches of an evaluation that was stopped would be lost with this folder.
+
+    None of one that was killed before its first batch, of one nobody knows the question of, or whose result is stored.
+    """
+    return 0 if not (folder / "exam.json").is_file() or _left_over(folder) else len(_chunks(folder))
+
+
+def discard_empty(folder: Path) -> None:
+    """Remove a journal without finished batches; BusyError if a process is evaluating into it."""
+    if folder.is_dir():
+        with _held(folder):
+            if not finished_batches(folder):
+                discard(folder)
 
 
 def discard_left_over(folder: Path) -> None:

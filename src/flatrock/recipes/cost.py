@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -23,7 +24,8 @@ from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.pieces import build_model
 from flatrock.recipes.schema import Recipe
 
-# A pass is timed again and again: other processes only ever make it slower, so the best counts.
+# A pass is timed again and again: other processes only ever make it slower, so the best counts; how much slower all of
+# them were together tells how busy the machine is.
 PROBE_SECONDS, PROBE_PASSES = 0.5, 3
 PROBE_FLOPS = 2e10  # of one timed pass on a CPU, a second or less; a larger batch is cut down to that
 # Costs in forward passes: gradients of inputs and weights take about twice the forward, of inputs alone about once.
@@ -32,7 +34,10 @@ ATTACK_PASS, TRAINING_PASS = 2.0, 3.0
 
 @dataclass(frozen=True)
 class Cost:
-    """An estimate; `seconds` extrapolates a timed batch on this device: an order of magnitude."""
+    """An estimate; `seconds` extrapolates the best of `passes` timed ones of a batch, as if the device were idle.
+
+    An order of magnitude. While the machine is as busy as it was then, training takes `slowdown` times as long.
+    """
 
     parameters: int
     samples: int | None
@@ -41,6 +46,8 @@ class Cost:
     forwards_per_step: int
     total_flops: float | None
     seconds: float | None
+    passes: int = 0
+    slowdown: float = 1.0
 
 
 def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None, devices: int = 1) -> Cost:
@@ -66,6 +73,7 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
     probed = _probes(recipe, model, samples, epochs)
     flops = _flops_per_image(model, device)
     turns = _turns(trained, probed, device, devices)
+    size, times = _timed(recipe, model, device, rows=rows, steps=steps, flops=flops)
     return Cost(
         parameters=parameters,
         samples=samples,
@@ -73,7 +81,9 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
         steps=steps,
         forwards_per_step=inner + outer,
         total_flops=(trained + probed) * flops,
-        seconds=turns * _seconds_per_image(recipe, model, device, rows=rows, steps=steps, flops=flops) / ATTACK_PASS,
+        seconds=turns * min(times) / size / ATTACK_PASS,
+        passes=len(times),
+        slowdown=fmean(times) / min(times),
     )
 
 
@@ -148,10 +158,13 @@ def _flops_per_image(model: Classifier, device: torch.device) -> float:
     return float(counter.get_total_flops())
 
 
-def _seconds_per_image(
+def _timed(
     recipe: Recipe, model: Classifier, device: torch.device, *, rows: int, steps: int, flops: float
-) -> float:
-    """Best time per image of a forward and input-backward pass as attacks in training make it; the first warms up."""
+) -> tuple[int, list[float]]:
+    """How many images, and how long forward and input-backward passes of them took, as attacks in training make them.
+
+    One before them has warmed up.
+    """
     affordable = int(PROBE_FLOPS / max(ATTACK_PASS * flops, 1))
     n = rows if device.type == "cuda" else min(rows, max(affordable, 2))
     x = torch.rand(n, *model.input_shape, device=device)
@@ -161,7 +174,7 @@ def _seconds_per_image(
         times = [_timed_pass(queried, x)]
         while len(times) < PROBE_PASSES or sum(times) < PROBE_SECONDS:
             times.append(_timed_pass(queried, x))
-    return min(times) / n
+    return n, times
 
 
 def _timed_pass(queried: nn.Module, x: torch.Tensor) -> float:

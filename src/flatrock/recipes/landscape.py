@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.catalog import describe
+from flatrock.core.device import Devices, shared_by
 from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.identity import ANSWERS, differences
@@ -29,7 +30,7 @@ from flatrock.diagnostics.landscape import moved
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import Probe
 from flatrock.diagnostics.surface import Array, Landscape
-from flatrock.diagnostics.weight_landscape import MIDDLE, place, walk_weights, weight_points
+from flatrock.diagnostics.weight_landscape import walk_weights, weight_points, weight_values
 from flatrock.recipes.build import build_threat
 from flatrock.recipes.check import validate
 from flatrock.recipes.foreign_model import ForeignModel, part_faults
@@ -67,17 +68,17 @@ def measure_landscape(
     *,
     folder: Path = Path(),
     data_folder: Path | None = None,
-    device: torch.device | str = "cpu",
+    device: Devices = "cpu",
     resume: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Landscape, Path]:
     """The landscape around a checkpoint or a model that is no run (or around images), and the file it is stored in.
 
     That lies beside the checkpoint, or in `folder`. Every finished point is on disk; with `resume` a measurement goes
-    on from there, and a finished one is read.
+    on from there, and a finished one is read. Several devices share the points of a weight landscape.
     """
-    listener = progress or Silent()
-    subject = _subject(_opened(source, plan, folder, data_folder, listener), plan, torch.device(device))
+    listener, devices = progress or Silent(), plan.devices(device)
+    subject = _subject(_opened(source, plan, folder, data_folder, listener), plan, devices[0])
     trained = subject.trained
     target, part = (trained.folder / f"{plan.stem(trained.stem)}.{end}" for end in ("json", "part"))
     half = plan.precision == "half" or (plan.precision == "auto" and subject.device.type == "cuda")
@@ -94,11 +95,11 @@ def measure_landscape(
     total = _units(subject, plan)
     listener.begin(f"{plan.kind} landscape of {trained.title}", total, before)
     try:
-        found = _walked(subject, plan, ledger, listener, size, half=half)
+        found = _walked(subject, plan, ledger, listener, size, half=half, devices=devices)
     finally:
         listener.end()
-    about = {"seconds": round(time.monotonic() - begun, 3), "measured": total - before, "points": total}
-    record = _certified(found, subject, plan, identity, about)
+    about: dict[str, Any] = {"seconds": round(time.monotonic() - begun, 3), "measured": total - before, "points": total}
+    record = _certified(found, subject, plan, identity, about | shared_by(devices))
     write_atomic(target, record.to_json().encode())
     ledger.close()
     return record, target
@@ -221,7 +222,14 @@ def _units(subject: Subject, plan: Plan) -> int:
 
 
 def _walked(
-    subject: Subject, plan: Plan, ledger: Ledger, progress: Progress, batch_size: int, *, half: bool
+    subject: Subject,
+    plan: Plan,
+    ledger: Ledger,
+    progress: Progress,
+    batch_size: int,
+    *,
+    half: bool,
+    devices: Sequence[torch.device],
 ) -> dict[str, Any]:
     """Measure what is missing; the values, and what a reader must know beside them."""
     model, y, ids = subject.model, subject.data.y.to(subject.device), subject.data.ids.to(subject.device)
@@ -243,25 +251,13 @@ def _walked(
         half=half,
     )
     count = plan.directions or 1
-    walk_weights(
-        model, probe, subject.axis, count=count, dimensions=plan.dimensions, seed=seed, ledger=ledger, progress=progress
-    )
+    how: dict[str, Any] = {"ledger": ledger, "progress": progress, "devices": devices}
+    walk_weights(model, probe, subject.axis, count=count, dimensions=plan.dimensions, seed=seed, **how)
     return {
-        "values": _weight_values(ledger, count, plan.dimensions, subject.axis),
+        "values": weight_values(ledger, subject.axis, count=count, dimensions=plan.dimensions),
         "attack": {} if attack is None else {"name": plan.attack, **describe(attack, subject.threat)},
         "moved": moved(model),
     }
-
-
-def _weight_values(ledger: Ledger, count: int, dimensions: int, axis: Axis) -> dict[str, Array]:
-    shape = (count, *[axis.points] * dimensions)
-    values = {name: np.full(shape, np.nan) for name in ledger[MIDDLE]}
-    for at in np.ndindex(*shape):
-        middle = all(i == axis.middle for i in at[1:])
-        reading = ledger[MIDDLE if middle else place(*at)]
-        for name, array in values.items():
-            array[at] = np.nan if reading[name] is None else reading[name]
-    return values
 
 
 def _input_values(ledger: Ledger, count: int, axis: Axis) -> dict[str, Array]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from flatrock.attacks.catalog import parse_attack
+from flatrock.core.device import Devices, alike_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, sha256
 from flatrock.core.options import choose, count
@@ -75,6 +78,15 @@ class Plan:
     def made_attack(self) -> Attack | None:
         """The attack configured, if there is one."""
         return None if self.attack in (None, NO_ATTACK) else parse_attack(str(self.attack))[1]
+
+    def devices(self, named: Devices) -> list[torch.device]:
+        """Where it is measured; ConfigError unless they exist, are of one kind and can share it."""
+        found = alike_devices(named)
+        if self.kind == "input" and len(found) > 1:
+            raise ConfigError(
+                f"devices: got {', '.join(map(str, found))}, but an input landscape is quick and has one; name one"
+            )
+        return found
 
     def axis(self, threat: Threat, pixels: int) -> Axis:
         """The grid. An input step of size a moves every pixel by a: that is a in Linf, a sqrt(pixels) in L2."""

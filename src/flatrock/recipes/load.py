@@ -17,7 +17,7 @@ from flatrock.core.registry import unknown
 from flatrock.recipes.check import validate
 from flatrock.recipes.read import read_yaml
 from flatrock.recipes.rules import Draft
-from flatrock.recipes.schema import Data, Recipe
+from flatrock.recipes.schema import Named, Recipe
 
 LIBRARY = Path(__file__).parent / "library"
 # A file here holds the rows of one published table: under `rows`, each recipe says how it differs from the rest of it.
@@ -78,9 +78,10 @@ def load_recipe(
     raw.setdefault("name", name)
     given = deepcopy(raw)
     pairs, faults = _pairs(overrides)
-    for key, value in pairs:
+    # Names first: they drop options of what was named below, not those given with them, in whatever order.
+    for key, value in sorted(pairs, key=lambda pair: not _dotted(pair[0]).endswith(".name")):
         try:
-            _put(raw, key.replace("__", "."), _spelled_out(key, value))
+            _put(raw, _dotted(key), _spelled_out(key, value))
         except ConfigError as error:
             faults.append(str(error))
     _drop_bands(raw, given)
@@ -189,13 +190,16 @@ def _spelled_out(key: str, value: Any) -> Any:
     return {"data": value} if key == "select" and isinstance(value, str) else value
 
 
-# Sections whose options belong to the thing they name; naming another thing drops them.
-OWNERS = ("objective", "attack", "schedule")
+# Sections that name a thing; keys they do not know themselves are options of the thing named.
+NAMING = {
+    key: kind.annotation
+    for key, kind in Recipe.model_fields.items()
+    if isinstance(kind.annotation, type) and issubclass(kind.annotation, Named)
+}
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested merge. A section that names another objective, attack or schedule replaces the one below whole, one that
-    names other data the options of those below.
+    """Nested merge. A section that names another thing than the one below does not have that one's options.
 
     A list of flatness methods says which there are; one that was there below keeps its options unless changed.
     """
@@ -205,17 +209,21 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         if key == "flatness" and isinstance(old, list) and isinstance(value, list):
             merged[key] = [overlay(_method(old, m), m) if isinstance(m, Mapping) else m for m in value]
         elif isinstance(old, Mapping) and isinstance(value, Mapping):
-            if "name" in value and value["name"] != old.get("name"):
-                old = {} if key in OWNERS else _lasting(key, old)
-            merged[key] = overlay(old, value)
+            merged[key] = overlay(_lasting(key, old, value), value)
         else:
             merged[key] = value
     return merged
 
 
-def _lasting(key: str, old: Mapping[str, Any]) -> dict[str, Any]:
-    """What stays of a section that names something else: of data what is said of any, such as held_out."""
-    return {k: v for k, v in old.items() if key != "data" or k in Data.model_fields}
+def _lasting(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stays of a section under a new one: where that names something else, what is said of any such thing.
+
+    That is held_out of data or normalize of a network; its depth is its own.
+    """
+    kind = NAMING.get(key)
+    if kind is None or "name" not in new or new["name"] == old.get("name", kind.model_fields["name"].default):
+        return old
+    return {k: v for k, v in old.items() if k in kind.model_fields and k not in kind.its_own}
 
 
 def _method(methods: list[Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -244,6 +252,11 @@ def _pair(text: str) -> tuple[str, Any]:
     if value.startswith(("[", "{")):
         return key.strip(), read_yaml(value, f"override {text!r}")
     return key.strip(), scalar(value.strip())
+
+
+def _dotted(key: str) -> str:
+    """Callers with keywords write train__epochs."""
+    return key.replace("__", ".")
 
 
 def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:

@@ -17,6 +17,7 @@ from flatrock.core.records import Result
 from flatrock.core.rows import Row, Score
 from flatrock.core.runs import EpochRecord, Run
 from flatrock.engine.folder import RunFolder
+from flatrock.evaluation.journal import discard_empty, finished_batches
 from flatrock.evaluation.plans import make_plan
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.pieces import recipe_hash
@@ -182,12 +183,15 @@ def take_attacks(folder: RunFolder, recipe: Recipe) -> None:
 
     own = stored_recipe(folder)
     if own.evaluate.attacks != recipe.evaluate.attacks:
-        begun = [name for name in CHECKPOINTS if (folder.path / f"result-{name}.part").exists()]
-        if begun:
-            raise StateError(
-                f"{folder.path}/result-{begun[0]}.part is an evaluation with the attacks named before; finish it "
-                f"with `flatrock eval {shlex.quote(str(folder.path))} --which {begun[0]} --resume`, or delete it"
-            )
+        journals = {name: folder.path / f"result-{name}.part" for name in CHECKPOINTS}
+        for name, journal in journals.items():
+            if kept := finished_batches(journal):
+                raise StateError(
+                    f"{journal} holds {kept} finished batches of an evaluation with the attacks named before; finish "
+                    f"it with `flatrock eval {shlex.quote(str(folder.path))} --which {name} --resume`, or delete it"
+                )
+        for journal in journals.values():  # of a process killed before its first batch, it names the old attacks
+            discard_empty(journal)
         now = own.model_copy(update={"evaluate": recipe.evaluate, "about": recipe.about})  # bands are of attacks
         folder.write_recipe(yaml.safe_dump(now.resolved(), sort_keys=False))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -48,6 +48,8 @@ class Named(BaseModel):
     """A thing chosen by name; the other keys are its options, checked against its registry."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
+    # Declared keys that are of the thing named all the same, and go with its options where another is named above it.
+    its_own: ClassVar[tuple[str, ...]] = ()
     name: str
 
     @model_validator(mode="before")
@@ -158,6 +160,7 @@ class ThreatKeys(Section):
 class InnerAttack(Named):
     """The attack used in training; its name follows from the objective when left out."""
 
+    its_own = ("bn_mode",)
     name: str = "auto"
     bn_mode: Literal["eval", "train", "frozen"] = "eval"
 
