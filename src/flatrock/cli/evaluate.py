@@ -18,8 +18,8 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import PLANS, TRANSFER
-from flatrock.recipes.evaluate import adversarial_file, evaluate_run, store_result
-from flatrock.recipes.foreign import evaluate_foreign, store_foreign
+from flatrock.recipes.evaluate import adversarial_file, evaluate_run, result_place, write_result
+from flatrock.recipes.foreign import evaluate_foreign, foreign_place
 from flatrock.reports.gallery import check_images
 from flatrock.reports.gallery import gallery as draw_gallery
 from flatrock.reports.samples import write_samples
@@ -114,9 +114,11 @@ def run(
             kept = found[number] if keep_adversarial else replace(found[number], adversarial=None)
             # Stored before a word is said: who reads only the first lines (| head) has all of it; shown in any case.
             try:
-                stored = store_foreign(kept, out) if source is None else store_result(source, kept)
+                stored = (out or foreign_place(kept)) if source is None else result_place(source, kept)
+                written = write_result(stored, kept)
             finally:
                 _tell(found[number], shown.names if per_class else None)
+            say(f"wrote {stored}" if written else f"nothing to write: {stored} is there already")
             _draw(found[number], stored, shown, csv)
             if keep_adversarial:
                 say(f"wrote {adversarial_file(stored)}")
@@ -136,7 +138,6 @@ def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **ho
 
 def _draw(result: Result, stored: Path, shown: _Shown, csv: Path | None) -> None:
     """What lies beside a result."""
-    say(f"wrote {stored}")
     if csv is not None:
         say(f"wrote {write_samples(result, csv)}")
     draw_plans(result, stored)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from flatrock.core.identity import ANSWERS, answers, differences
 from flatrock.core.locks import locked
 from flatrock.core.records import Result
 from flatrock.core.tensorfile import load, save
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,20 @@ def answered(
     if any(about.get(key) != asked.get(key) for key in {*asked, "unfinished"}) or result.marks != marks:
         return None
     said = {ANSWERS: None if identity[ANSWERS] is None else answers(result.margins["clean"])}
-    return None if differences(json_text(said), {ANSWERS: identity[ANSWERS]}) else result
+    same = not differences(json_text(said), {ANSWERS: identity[ANSWERS]})
+    return _in_order(result, identity["attacks"]) if same else None
+
+
+def _in_order(result: Result, labels: Iterable[str]) -> Result:
+    """A result that was read, whose names the file has sorted, with its attacks in the order they ran."""
+    place = {name: i for i, name in enumerate(("clean", *labels))}
+
+    def ordered(part: Mapping[str, T]) -> dict[str, T]:
+        return {name: part[name] for name in sorted(part, key=lambda name: place.get(name, len(place)))}
+
+    plans = {p: result.plans[p] for p in sorted(result.plans, key=lambda p: place.get(result.plans[p][0], len(place)))}
+    several: dict[str, Any] = {n: ordered(getattr(result, n)) for n in ("flags", "attacks", "distances", "costs")}
+    return replace(result, plans=plans, **several)
 
 
 def _unnamed(folder: Path) -> bool:

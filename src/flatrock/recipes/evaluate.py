@@ -176,25 +176,35 @@ def _test_set(
 
 def store_result(source: Source, result: Result) -> Path:
     """Write a result of evaluate_run beside its checkpoint; a partial one never takes the name of the whole."""
+    target = result_place(source, result)
+    write_result(target, result)
+    return target
+
+
+def result_place(source: Source, result: Result) -> Path:
+    """The file of a result of evaluate_run."""
     path = source.folder if isinstance(source, Run) else Path(source)
     folder = path.parent if path.is_file() else path
     about = result.provenance
     threat = THREATS[result.threat["norm"]](result.threat["eps"])
     stem = _stem(about, sorted(result.per_attack), result.n, int(about["seed"]), threat)
-    return write_result(folder / f"{stem}.json", result)
+    return folder / f"{stem}.json"
 
 
-def write_result(target: Path, result: Result) -> Path:
-    """Store a result, with its inputs if they are kept, and remove the batches it was made of."""
+def write_result(target: Path, result: Result) -> bool:
+    """Store a result, with its inputs if they are kept, and remove the batches it was made of.
+
+    Whether it was written: not if the file is this very result.
+    """
     if result.adversarial is not None:
         save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **result.provenance})
     text, part = result.to_json().encode(), target.with_suffix(".part")
     if target.is_file() and target.read_bytes() == text:  # it was read: newer batches are another evaluation's
         discard_left_over(part)
-    else:
-        write_atomic(target, text)
-        discard(part)
-    return target
+        return False
+    write_atomic(target, text)
+    discard(part)
+    return True
 
 
 def adversarial_file(result: Path) -> Path:

@@ -125,10 +125,16 @@ def _facts(test: Dataset, whole: Dataset, first: bool, votes: int) -> dict[str, 
 
 def store_foreign(result: Result, out: Path | None = None) -> Path:
     """Write a result of evaluate_foreign to `out`, or to a file in the current folder that its content names."""
+    target = out or foreign_place(result)
+    write_result(target, result)
+    return target
+
+
+def foreign_place(result: Result) -> Path:
+    """The file in the current folder that the content of a result of evaluate_foreign names."""
     about = result.provenance
     threat = THREATS[result.threat["norm"]](result.threat["eps"])
-    named = _default_target(about, sorted(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
-    return write_result(out or named, result)
+    return _default_target(about, sorted(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
 
 
 def _default_target(
