@@ -107,21 +107,16 @@ def run(
         _check_files(out, csv)
         several = _several(seeds, seed, out, csv)
         found: dict[int, Result] = {}
-        for number in several or [seed]:
+        for nth, number in enumerate(several or [seed], 1):
             if several:
                 say(f"seed {number}")
-            found[number] = _evaluated(source, own, **how, seed=number, device=device)
-            kept = found[number] if keep_adversarial else replace(found[number], adversarial=None)
-            # Stored before a word is said: who reads only the first lines (| head) has all of it; shown in any case.
-            try:
-                stored = (out or foreign_place(kept)) if source is None else result_place(source, kept)
-                written = write_result(stored, kept)
-            finally:
-                _tell(found[number], shown.names if per_class else None)
-            say(f"wrote {stored}" if written else f"nothing to write: {stored} is there already")
-            _draw(found[number], stored, shown, csv)
+            later = several[nth:]
+            found[number] = _evaluated(source, own, **how, seed=number, others=later, device=device)
+            place = (out or foreign_place(found[number])) if source is None else result_place(source, found[number])
+            _store(found[number], place, shown.names if per_class else None, keep_adversarial=keep_adversarial)
+            _draw(found[number], place, shown, csv)
             if keep_adversarial:
-                say(f"wrote {adversarial_file(stored)}")
+                say(f"wrote {adversarial_file(place)}")
         if several:
             say()
             show(_narrow(evaluated_seeds(found)), "seeds of the attacks")
@@ -134,6 +129,15 @@ def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **ho
         if source is None:
             return evaluate_foreign(**own, **how, device=devices, progress=progress)
         return evaluate_run(source, **how, device=devices, progress=progress)
+
+
+def _store(result: Result, place: Path, classes: Sequence[str] | None, *, keep_adversarial: bool) -> None:
+    """Stored before a word is said: who reads only the first lines (| head) has all of it; told in any case."""
+    try:
+        written = write_result(place, result if keep_adversarial else replace(result, adversarial=None))
+    finally:
+        _tell(result, classes)
+    say(f"wrote {place}" if written else f"nothing to write: {place} is there already")
 
 
 def _draw(result: Result, stored: Path, shown: _Shown, csv: Path | None) -> None:

@@ -55,6 +55,7 @@ def evaluate(
     keep_adversarial: bool = False,
     journal: Path | str | None = None,
     resume: bool = False,
+    others: Mapping[int, Path] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     marks: Sequence[str] = (),
@@ -66,8 +67,8 @@ def evaluate(
     earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass, or the majority
     of an odd number of them, `votes`, for models that answer at random. Random numbers belong to `ids`, one per sample,
     or to rows of x. Of several devices each attacks in a process of its own. Attacks craft in half `precision` on a GPU
-    (`auto`), everywhere, or not (`full`). `doubt` looks for reasons not to believe it. A `journal` folder has finished
-    batches; `resume` goes on there, or reads the result beside it. Attacks named transfer-... craft on the `surrogate`.
+    (`auto`), everywhere, or not (`full`), transfer-... on the `surrogate`. `doubt` looks for reasons not to believe it.
+    A `journal` folder has finished batches, `others` those of seeds to come; `resume` goes on, or reads the result.
     """
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
@@ -85,7 +86,7 @@ def evaluate(
         told |= question(identity, doubt=doubt)
         if resume and not keep_adversarial and (known := _known(journal, told, identity, marks, progress)):
             return known
-        kept = journaled(journal, identity, resume=resume, doubt=doubt, keep_adversarial=keep_adversarial)
+        kept = journaled(journal, identity, others, resume=resume, doubt=doubt, keep_adversarial=keep_adversarial)
         with kept as store, crew(exam, devices, attacks, classes, precision=precision, crafted=crafted) as workers:
             _run(exam, steps, tally, store, progress, workers)
             findings += doubts_after(steps, tally, classes=classes) + (doubts_deep(exam, tally) if doubt else [])
