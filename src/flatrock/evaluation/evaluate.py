@@ -29,6 +29,7 @@ from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk, Journal, answered, journaled, question, result_file
+from flatrock.evaluation.outlook import outlook
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
 from flatrock.evaluation.setting import at_work, choose_crafting
 from flatrock.evaluation.surrogate import check_answers, check_surrogate
@@ -205,14 +206,17 @@ def _run(
     exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, listener: Progress | None, workers: Crew | None
 ) -> None:
     """Every step on its candidates, batch by batch; what the journal holds is not computed again."""
-    progress = listener or Silent()
-    for step in steps:
+    progress, devices = listener or Silent(), 1 if workers is None else workers.devices
+    for number, step in enumerate(steps, 1):
         rows = tally.candidates(step)
+        left = len(rows)
         tally.begin(step, measured=exam.measures(step) is not None)
         progress.begin(f"evaluating {step.label}", len(rows))
         for chunk in _chunks(exam, step, rows, store, workers):
             tally.add(step, chunk)
-            progress.advance(len(chunk.rows), f"{100 * tally.standing:.2f} % stand")
+            left -= len(chunk.rows)
+            figures = outlook(tally, steps, number, left=left, votes=exam.votes, devices=devices)
+            progress.advance(len(chunk.rows), figures)
         progress.end()
 
 
