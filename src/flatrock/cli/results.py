@@ -15,7 +15,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.rows import SCHEMA, Row, add_rows, repeated, write_rows
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.results import collect_run
-from flatrock.reports.expected import PASS, expected_summary, expected_table
+from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
 from flatrock.reports.remarks import told_once
 from flatrock.reports.results import overview, row_names
 
@@ -65,3 +65,5 @@ def tell_expected(rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> None:
         show(expected_table(row_names(rows), rows, bands))
         verdict, _, rest = summary.partition(":")
         say((verdict, "bold green" if verdict == PASS else "bold red"), f":{rest}")
+    for line in plain_lines(row_names(rows), rows):
+        say(line)

@@ -136,6 +136,11 @@ class Row:
         """Whether it was evaluated and gives one answer to everything."""
         return self.main is not None and self.scores[self.main].collapsed
 
+    @property
+    def stands_in(self) -> bool:
+        """Whether it is known by plain weights in the place of averaged ones, every probe of which had collapsed."""
+        return self.main == "best" and "average_last" in self.selection
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {**vars(self), "scores": {name: score.to_dict() for name, score in self.scores.items()}}
