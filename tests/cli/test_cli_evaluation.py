@@ -375,11 +375,11 @@ def test_what_rounding_undoes_is_told_where_it_undoes_something(
     said = "once adversarial inputs are rounded to 8 bits"
     plain = flatrock(*words)
     assert (said in plain.output) == (result_of(plain).robust_rounded != result_of(plain).robust)
-    clean = "flatrock.evaluation.tally.Tally.rounded"
-    monkeypatch.setattr(clean, lambda self, exam: self.flags["clean"].clone())
+    judged = "flatrock.evaluation.tally.in_8_bits"  # what breaks a sample, and whether it is in the ball
+    monkeypatch.setattr(judged, lambda x_adv, x, threat: (x, torch.ones(len(x), dtype=torch.bool)))
     mended = flatrock(*words)
     result = result_of(mended)
     assert result.robust < result.clean
     assert f"\nworst case {100 * result.clean:.2f} {said}" in mended.output
-    monkeypatch.setattr(clean, lambda self, exam: self.survivors)
+    monkeypatch.setattr(judged, lambda x_adv, x, threat: (x_adv, torch.ones(len(x), dtype=torch.bool)))
     assert said not in flatrock(*words).output

@@ -221,7 +221,12 @@ def _lasting(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mappin
     That is held_out of data or normalize of a network; its depth is its own.
     """
     kind = NAMING.get(key)
-    if kind is None or "name" not in new or new["name"] == old.get("name", kind.model_fields["name"].default):
+    if kind is None or "name" not in new:
+        return old
+    usual = kind.model_fields["name"].default
+    # Who asks for `auto` wants what fits the objective, without options that fit what was there.
+    before = old.get("name", None if usual == "auto" else usual)
+    if new["name"] == before:
         return old
     return {k: v for k, v in old.items() if k in kind.model_fields and k not in kind.its_own}
 
