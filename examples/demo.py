@@ -12,8 +12,9 @@ from typing import Annotated
 import torch
 import typer
 
-from flatrock.cli.console import TerminalProgress, clock, errors, friendly, say, show
+from flatrock.cli.console import TerminalProgress, errors, friendly, say, show
 from flatrock.core.errors import TrainingError
+from flatrock.core.progress import clock
 from flatrock.core.records import Result
 from flatrock.core.runs import Run
 from flatrock.recipes.evaluate import evaluate_run, store_result

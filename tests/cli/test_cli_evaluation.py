@@ -115,7 +115,9 @@ def test_interrupted_and_resumed_with_a_surrogate(
     run_folder: Path, other_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("eval", run_folder, "--attacks", "transfer-pgd-3", "--surrogate", other_run, *FEW, "--batch-size", "10")
-    whole = result_of(flatrock(*words))
+    done = flatrock(*words)
+    whole = result_of(done)
+    told(done, "wrote ")[0].unlink()  # or that would be read
 
     def interrupt(*more: object) -> None:
         raise KeyboardInterrupt
@@ -304,10 +306,29 @@ def test_an_evaluation_is_not_resumed_under_another_threat(run_folder: Path, mon
 def test_resume_reads_what_is_finished(run_folder: Path) -> None:
     asked = ("eval", run_folder, "--attacks", "pgd-4", *FEW)
     first = result_of(flatrock(*asked))
+    file = run_folder / "result-best-pgd-4-n40-seed0.json"
+    before = file.stat().st_mtime_ns
     again = flatrock(*asked, "--resume")
     assert "which was evaluated before" in again.output
-    assert result_of(again).to_json() == first.to_json()
-    assert "before" not in flatrock(*asked).output, "without it, it is made again"
+    assert f"\nnothing to write: {file} is there already\n" in again.output and not told(again, "wrote ")
+    assert file.stat().st_mtime_ns == before and Evaluation.from_json(file.read_text()).to_json() == first.to_json()
+    anew = flatrock(*asked)
+    assert "before" not in anew.output and told(anew, "wrote ") == [file], "without it, it is made again"
+
+
+def test_what_was_finished_is_told_as_the_first_time(run_folder: Path) -> None:
+    """A result's file has its names sorted; attacks, plans and distances come back in the order they ran."""
+    asked = ("eval", run_folder, "--attacks", "pgd-2,fast,fgsm,autoattack-rand,rays:queries=20,fab:steps=2", *FEW)
+    first, again = flatrock(*asked), flatrock(*asked, "--resume")
+
+    def tables(done: Result) -> list[str]:
+        assert done.exit_code == 0, done.output
+        return [line for line in done.output.splitlines() if not line.startswith(("read ", "wrote ", "nothing "))]
+
+    assert "which was evaluated before" in again.output
+    assert tables(again) == tables(first)
+    places = [again.output.index(name) for name in ("│ pgd-2", "│ fgsm", "│ rays", "│ fab", "│ fast")]
+    assert places == sorted(places)
 
 
 def test_a_result_is_stored_before_it_is_told(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from results_cases import fake_run
 
 import flatrock as library
 from flatrock.core.bands import measured_bands
+from flatrock.core.records import COLLAPSED, Finding, Result
 from flatrock.core.rows import read_rows
+from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.load import load_recipe
+from flatrock.reports.expected import expected_parts
 
 CPU = ("--device", "cpu")
 TINY = """\
@@ -112,5 +116,59 @@ def test_bands_of_rows_are_printed_as_recipes_take_them(here: Path) -> None:
 def test_no_bands_of_no_rows(here: Path) -> None:
     changed = fake_run(here, "digits_at", {"clean": 80.0}, overrides={"train.epochs": 3})
     flatrock("results", changed, "--out", "rows.json")
-    assert "no row there is of an unchanged recipe" in refusal(flatrock("bands", "rows.json"))
+    why = "no band can be made of these rows; make others with `flatrock reproduce`: - changed: digits_at, seed 0"
+    assert why in refusal(flatrock("bands", "rows.json"))
     assert "nowhere.json" in refusal(flatrock("bands", "nowhere.json"))
+
+
+def collapse(run: Path) -> Path:
+    """Its result says E15 from now on."""
+    file = run / "result-best.json"
+    result = Result.from_json(file.read_text())
+    file.write_text(replace(result, findings=(Finding(COLLAPSED, "one answer", "train again"),)).to_json())
+    return run
+
+
+def test_rows_that_make_no_band_are_told_with_the_true_reason(here: Path) -> None:
+    """Evaluated, finished, unchanged, and collapsed; others are not, each in its own way."""
+    found = {"clean": 80.0, "pgd-20": 51.0}
+    runs = [collapse(fake_run(here / str(s), "digits_at", found, overrides={"seed": s})) for s in (0, 1)]
+    runs += [
+        fake_run(here, "digits_trades_swa", found, average_collapsed=True),
+        fake_run(here, "digits_trades", {}, status="failed"),
+        fake_run(here, "digits_mart", {}),
+    ]
+    assert flatrock("results", *runs, "--out", "rows.json").exit_code == 0
+    said = refusal(flatrock("bands", "rows.json"))
+    assert "unchanged" not in said
+    assert "- collapsed: digits_at, seed 0; digits_at, seed 1 " in said
+    assert "- averaged weights collapsed, and plain ones make no band of those: digits_trades_swa, seed 0 " in said
+    assert "- failed: digits_trades, seed 0 - not evaluated: digits_mart, seed 0" in said
+    good = fake_run(here / "good", "digits_at", found, overrides={"seed": 2})
+    assert flatrock("results", good, "--out", "rows.json", "--add").exit_code == 0
+    done = flatrock("bands", "rows.json")
+    assert done.exit_code == 0, done.output
+    assert "left out digits_at, seed 0; digits_at, seed 1: collapsed\n" in done.output
+    (line,) = (line for line in done.output.splitlines() if line.startswith("digits_at: "))
+    assert line.endswith("  # seed 2")
+
+
+def test_bands_of_averaged_weights_judge_no_plain_ones(here: Path) -> None:
+    bands = load_recipe("digits_trades_swa").about.bands
+    middle = {name: round(sum(ends) / 2, 1) for name, ends in bands.items()}
+    good = fake_run(here / "good", "digits_trades_swa", middle, averages=True)
+    bad = fake_run(here / "bad", "digits_trades_swa", middle, average_collapsed=True, overrides={"seed": 3})
+    done = flatrock("results", good, bad, "--out", "rows.json")
+    assert done.exit_code == 0, done.output
+    told = "no band for plain weights, digits_trades_swa, seed 3: averaged weights collapsed, bands are of those"
+    assert f"\n{told}\n" in done.output
+    assert f"PASS: 1 of 1 rows as their recipes expect\n{told}\n" in done.output
+    alone = flatrock("results", bad, "--out", "bad.json")
+    assert told.replace(", seed 3", "") in alone.output and "PASS" not in alone.output and "MISSED" not in alone.output
+    row = next(row for row in read_rows(Path("rows.json")) or [] if row.seed == 3)
+    assert (row.main, row.stands_in, row.judged) == ("best", True, True)
+    assert expected_bands([row]) == {}
+    rows = read_rows(Path("rows.json")) or []
+    assert measured_bands(rows) == measured_bands([r for r in rows if r.seed == 0])
+    page = "\n".join(expected_parts(["a", "b"], rows, expected_bands(rows)))
+    assert f"{told.replace('digits_trades_swa, seed 3', 'b')}." in page

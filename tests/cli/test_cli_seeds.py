@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import flatrock.cli.evaluate as command
 from flatrock.cli.main import app
 from flatrock.evaluation.exam import Exam
+from flatrock.evaluation.journal import journaled
+from flatrock.recipes.restore import load
 
 EVAL = ["--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu"]
 QUICK = ["train.epochs=3", "data.limit=512", "train.batch_size=64", "select.size=40"]
@@ -95,6 +100,87 @@ def test_an_interrupted_seed_costs_those_before_it_nothing(run_folder: Path, mon
     assert len(tried) == 1, "the one batch of seed 6; that of seed 5 is on disk"
     assert stored(run_folder, 5) == before
     assert before["provenance"]["seed"] == 5
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets an entry with every batch that is attacked."""
+    made: list[int] = []
+    attempt = Exam.attempt
+    monkeypatch.setattr(Exam, "attempt", lambda *args: made.append(1) or attempt(*args))
+    return made
+
+
+def stop(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """An evaluation that ends after its first batch."""
+
+    def interrupt(*more: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flatrock.cli.evaluate.TerminalProgress.advance", interrupt)
+        assert flatrock("eval", *words).exit_code == 130
+
+
+@pytest.fixture
+def copied(run_folder: Path, tmp_path: Path) -> Path:
+    """What is left in it is nobody else's obstacle."""
+    return Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("result-*")))
+
+
+OWN = ("--model", "digits_cnn", "--data", "digits", "--norm", "linf", "--eps", "1/5", "--num-classes", "10")
+
+
+@pytest.mark.parametrize("of", ["run", "model"])
+def test_every_seed_is_looked_at_before_the_first_is_evaluated(
+    of: str, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: list[int]
+) -> None:
+    """What was stopped, what asks something else and what is no evaluation: all told at once, before any attack."""
+    folder, source = copied, (str(copied),)
+    if of == "model":
+        monkeypatch.chdir(tmp_path)
+        torch.save(load(copied).state_dict(), "own.pt")
+        source, folder = (*OWN, "--weights", "own.pt"), Path()
+    stop(monkeypatch, *source, *EVAL, "--seed", "21")
+    stop(monkeypatch, *source, *EVAL, "--seed", "23", "--batch-size", "7")
+    (there,) = folder.glob("*seed21*.part")
+    parts = {seed: there.with_name(there.name.replace("seed21", f"seed{seed}")) for seed in (0, 21, 22, 23)}
+    parts[22].mkdir()
+    (parts[22] / "photo.png").write_bytes(b"mine")
+    before = sorted(folder.rglob("*"))
+    attempts.clear()
+    refused = flatrock("eval", *source, *EVAL, "--seeds", "0,21,22,23")
+    assert refused.exit_code == 2
+    assert f"  - {parts[21]} holds 1 finished batches of an evaluation that was stopped; go on with" in refused.output
+    assert f"  - {parts[22]} exists and is not an unfinished evaluation" in refused.output
+    assert f"  - {parts[23]} holds 1 finished batches" in refused.output
+    resumed = flatrock("eval", *source, *EVAL, "--seeds", "0,21,22,23", "--resume")
+    assert resumed.exit_code == 2
+    assert f"  - {parts[22]} exists and is not" in resumed.output and str(parts[21]) not in resumed.output
+    assert f"  - {parts[23]} belongs to another evaluation (different: batch_size)" in resumed.output
+    assert attempts == [] and sorted(folder.rglob("*")) == before
+    done = flatrock("eval", *source, *EVAL, "--seeds", "0,21", "--resume")
+    assert done.exit_code == 0, done.output
+    assert len(attempts) == 1, "that of seed 0; the batch of seed 21 was there"
+
+
+def test_a_seed_that_another_process_evaluates_is_told_before_the_first(copied: Path, attempts: list[int]) -> None:
+    part = copied / "result-best-pgd-3-n60-seed32.part"
+    with journaled(part, {}, resume=False):
+        done = flatrock("eval", str(copied), *EVAL, "--seeds", "31,32")
+    assert done.exit_code == 2 and attempts == []
+    assert f"  - process {os.getpid()} is evaluating into {part}; wait for it" in done.output
+
+
+def test_batches_of_something_else_beside_a_finished_seed_are_no_obstacle(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, attempts: list[int]
+) -> None:
+    assert flatrock("eval", str(copied), *EVAL, "--seeds", "41,42").exit_code == 0
+    stop(monkeypatch, str(copied), *EVAL, "--seed", "42", "--batch-size", "7")
+    attempts.clear()
+    done = flatrock("eval", str(copied), *EVAL, "--seeds", "41,42", "--resume")
+    assert done.exit_code == 0, done.output
+    assert attempts == [] and len(list(copied.glob("*seed42.part/chunk-*"))) == 1
 
 
 @pytest.mark.parametrize("text", ["", "3", "1,1", "1,-2", "a,b", "0;1", "1.5,2"])

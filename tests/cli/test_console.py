@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from flatrock.cli import console as module
-from flatrock.cli.console import TerminalProgress, _line, clock, show
+from flatrock.cli.console import TerminalProgress, _line, show
+from flatrock.core.progress import clock
 from flatrock.reports.table import Table
 
 LONG = "training cifar10_trades_linf_mobilenetv2[/b]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -76,3 +77,19 @@ def test_an_error_inside_frees_it(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), locked(tmp_path / ".lock", "making", tmp_path):
         raise ZeroDivisionError
     assert not (tmp_path / ".lock").exists()
+
+
+def test_a_moment_is_waited_for(tmp_path: Path) -> None:
+    file, order = tmp_path / ".lock", list[str]()
+
+    def second() -> None:
+        with locked(file, "adding to", tmp_path, wait=30):
+            order.append("second")
+
+    with locked(file, "adding to", tmp_path):
+        thread = Thread(target=second)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"] and not file.exists()

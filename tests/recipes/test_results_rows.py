@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,9 +17,11 @@ from results_cases import CERTIFICATE, N, fake_result, fake_run, standing
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
+from flatrock.core import rows as module
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
-from flatrock.core.rows import SCHEMA, Row, mean_paired, paired, read_rows, write_rows
+from flatrock.core.locks import locked
+from flatrock.core.rows import SCHEMA, Row, add_rows, mean_paired, paired, read_rows, write_rows
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.results import collect_run, protocol
@@ -276,3 +281,39 @@ def test_the_command_refuses_two_runs_alike_and_other_files(tmp_path: Path) -> N
     done = flatrock("results", runs[0], "--out", tmp_path / "rows.yaml")
     assert done.exit_code == 2
     assert "rows.yaml must end in .json" in done.output
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_two_who_add_rows_at_once_lose_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool) -> None:
+    """The second begins when the first has read the file and not written it yet; without the lock its row is lost."""
+    out = tmp_path / "rows.json"
+    write_rows(out, [collect_run(fake_run(tmp_path, NAME, FOUND))])
+    mine, other = (collect_run(fake_run(tmp_path, name, FOUND)) for name in ("digits_at", "digits_mart"))
+    read, threads = module.read_rows, list[Thread]()
+
+    def interrupted(path: Path) -> list[Row] | None:
+        rows = read(path)
+        if not threads:
+            threads.append(Thread(target=add_rows, args=(out, [other])))
+            threads[0].start()
+            threads[0].join(0.5)
+        return rows
+
+    monkeypatch.setattr(module, "read_rows", interrupted)
+    if not held:
+        monkeypatch.setattr(module, "locked", lambda *words, **options: nullcontext())
+    add_rows(out, [mine])
+    threads[0].join()
+    names = [row.recipe for row in read(out) or []]
+    assert names == ([NAME, "digits_at", "digits_mart"] if held else [NAME, "digits_at"])
+    assert not (tmp_path / ".rows.json.lock").exists()
+
+
+def test_who_holds_a_results_file_for_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = fake_run(tmp_path, NAME, FOUND), tmp_path / "rows.json"
+    monkeypatch.setattr(module, "WAIT", 0.1)
+    with locked(tmp_path / ".rows.json.lock", "adding rows to", out):
+        done = flatrock("results", run, "--out", out, "--add")
+    assert done.exit_code == 2 and not out.exists()
+    assert f"process {os.getpid()} is adding rows to {out}; wait for it" in done.output
+    assert flatrock("results", run, "--out", out, "--add").exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,15 @@ def fake_run(
     status: str = "finished",
     overrides: Mapping[str, Any] | None = None,
     averages: bool = False,
+    average_collapsed: bool = False,
     probes: tuple[float | None, float, float] = (0.30, 0.52, 0.48),
     **info: Any,
 ) -> Path:
-    """A run folder of three epochs, the second of which was best; `last` are the accuracies of the third, if asked."""
+    """A run folder of three epochs, the second of which was best; `last` are the accuracies of the third, if asked.
+
+    Where every average collapsed there is no best one, and the plain weights were evaluated.
+    """
+    averages = averages or average_collapsed
     path, loaded = folder / recipe, load_recipe(recipe, overrides or {})
     run = RunFolder(path)
     path.mkdir(parents=True)
@@ -85,8 +91,9 @@ def fake_run(
     )
     run.write_recipe(yaml.safe_dump(loaded.resolved(), sort_keys=False))
     for epoch, robust in enumerate(probes, 1):
-        run.append(_record(epoch, robust, averages), run.owner())
-    stem = "average-" if averages else ""
+        record = _record(epoch, robust, averages)
+        run.append(replace(record, average_best_epoch=None) if average_collapsed else record, run.owner())
+    stem = "average-" if averages and not average_collapsed else ""
     for end, epoch, found in (("best", 2, percents), ("last", 3, last or {})):
         if found:
             result = fake_result(recipe, f"{stem}{end}", epoch, found, recipe_hash=recipe_hash(loaded))

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from types import TracebackType
 
 import typer
@@ -18,6 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flatrock.core.errors import FlatrockError
+from flatrock.core.progress import clock
 from flatrock.reports.table import Table
 
 # Paths, names and messages are shown as they are: brackets and colons in them are not markup.
@@ -136,11 +136,6 @@ def _rate(speed: float) -> str:
     if speed == 0:
         return "-/s"
     return f"{speed:.0f}/s" if speed >= 10 else f"{speed:.2g}/s"
-
-
-def clock(seconds: float) -> str:
-    """75 -> '0:01:15'."""
-    return str(timedelta(seconds=round(seconds))) if seconds < 1e9 else "unknown"
 
 
 def human(seconds: float) -> str:

@@ -18,8 +18,8 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import PLANS, TRANSFER
-from flatrock.recipes.evaluate import adversarial_file, evaluate_run, store_result
-from flatrock.recipes.foreign import evaluate_foreign, store_foreign
+from flatrock.recipes.evaluate import adversarial_file, evaluate_run, result_place, write_result
+from flatrock.recipes.foreign import evaluate_foreign, foreign_place
 from flatrock.reports.gallery import check_images
 from flatrock.reports.gallery import gallery as draw_gallery
 from flatrock.reports.samples import write_samples
@@ -107,19 +107,16 @@ def run(
         _check_files(out, csv)
         several = _several(seeds, seed, out, csv)
         found: dict[int, Result] = {}
-        for number in several or [seed]:
+        for nth, number in enumerate(several or [seed], 1):
             if several:
                 say(f"seed {number}")
-            found[number] = _evaluated(source, own, **how, seed=number, device=device)
-            kept = found[number] if keep_adversarial else replace(found[number], adversarial=None)
-            # Stored before a word is said: who reads only the first lines (| head) has all of it; shown in any case.
-            try:
-                stored = store_foreign(kept, out) if source is None else store_result(source, kept)
-            finally:
-                _tell(found[number], shown.names if per_class else None)
-            _draw(found[number], stored, shown, csv)
+            later = several[nth:]
+            found[number] = _evaluated(source, own, **how, seed=number, others=later, device=device)
+            place = (out or foreign_place(found[number])) if source is None else result_place(source, found[number])
+            _store(found[number], place, shown.names if per_class else None, keep_adversarial=keep_adversarial)
+            _draw(found[number], place, shown, csv)
             if keep_adversarial:
-                say(f"wrote {adversarial_file(stored)}")
+                say(f"wrote {adversarial_file(place)}")
         if several:
             say()
             show(_narrow(evaluated_seeds(found)), "seeds of the attacks")
@@ -134,9 +131,17 @@ def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **ho
         return evaluate_run(source, **how, device=devices, progress=progress)
 
 
+def _store(result: Result, place: Path, classes: Sequence[str] | None, *, keep_adversarial: bool) -> None:
+    """Stored before a word is said: who reads only the first lines (| head) has all of it; told in any case."""
+    try:
+        written = write_result(place, result if keep_adversarial else replace(result, adversarial=None))
+    finally:
+        _tell(result, classes)
+    say(f"wrote {place}" if written else f"nothing to write: {place} is there already")
+
+
 def _draw(result: Result, stored: Path, shown: _Shown, csv: Path | None) -> None:
     """What lies beside a result."""
-    say(f"wrote {stored}")
     if csv is not None:
         say(f"wrote {write_samples(result, csv)}")
     draw_plans(result, stored)

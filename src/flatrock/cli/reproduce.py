@@ -12,13 +12,14 @@ from typing import Annotated
 import torch
 import typer
 
-from flatrock.cli.console import TerminalProgress, clock, errors, friendly, human, say, show
+from flatrock.cli.console import TerminalProgress, errors, friendly, human, say, show
 from flatrock.cli.evaluate import draw_plans, tell_findings
 from flatrock.cli.reproduce_table import Prepared, prepare
 from flatrock.cli.results import tell_changes, tell_expected
 from flatrock.cli.shared import seeds_of
 from flatrock.cli.train import tell_run
 from flatrock.core.device import each_device, named_devices, pick_device
+from flatrock.core.progress import clock
 from flatrock.core.provenance import device_name
 from flatrock.core.records import Result
 from flatrock.core.rows import Row

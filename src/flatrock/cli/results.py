@@ -12,10 +12,10 @@ from flatrock.cli.console import friendly, say, show
 from flatrock.cli.shared import check_json
 from flatrock.core.bands import Bands
 from flatrock.core.errors import ConfigError
-from flatrock.core.rows import SCHEMA, Row, added, read_rows, repeated, write_rows
+from flatrock.core.rows import SCHEMA, Row, add_rows, repeated, write_rows
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.results import collect_run
-from flatrock.reports.expected import PASS, expected_summary, expected_table
+from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
 from flatrock.reports.remarks import told_once
 from flatrock.reports.results import overview, row_names
 
@@ -36,15 +36,16 @@ def run(runs: Runs, out: Out, add: Add = False) -> None:
             row = twice[0]
             told = f", changed alike ({'; '.join(row.changes)})" if row.changes else ""
             raise ConfigError(f"two runs have the same recipe and seed: {row.recipe}, {row.seed}{told}; name one")
-        if add and out.exists():
-            rows = added(read_rows(out) or [], rows)
+        if add:
+            rows = add_rows(out, rows)
+        else:
+            write_rows(out, rows)
         show(overview(rows))
         for row in rows:
             if row.main is None and row.status != "failed":
                 say(("not evaluated ", "yellow"), f"{row.recipe}; run `flatrock eval` on it, then this again")
         tell_changes(rows)
         tell_expected(rows, expected_bands(rows))
-        write_rows(out, rows)
         say(f"wrote {out}")
 
 
@@ -64,3 +65,5 @@ def tell_expected(rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> None:
         show(expected_table(row_names(rows), rows, bands))
         verdict, _, rest = summary.partition(":")
         say((verdict, "bold green" if verdict == PASS else "bold red"), f":{rest}")
+    for line in plain_lines(row_names(rows), rows):
+        say(line)

@@ -33,12 +33,24 @@ def band(shares: Sequence[float], n: int) -> Band:
 
 
 def measured_bands(rows: Sequence[Row]) -> dict[str, dict[str, Band]]:
-    """The bands that follow from the rows that are comparable, by recipe; of the checkpoint a run is known by."""
+    """The bands that follow from the rows of which one can be made, by recipe; of the checkpoint a run is known by."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        if row.comparable:
+        if not unfit(row):
             found.setdefault(row.recipe, []).append(row)
     return {recipe: _bands(recipe, group) for recipe, group in found.items()}
+
+
+def unfit(row: Row) -> str:
+    """Why no band is made of a row; nothing if one is."""
+    reasons = {
+        row.status: row.status != "finished",
+        "changed": bool(row.changes),
+        "not evaluated": row.main is None,
+        "collapsed": row.collapsed,
+        "averaged weights collapsed, and plain ones make no band of those": row.stands_in,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _bands(recipe: str, rows: Sequence[Row]) -> dict[str, Band]:

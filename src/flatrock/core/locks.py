@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,17 +21,20 @@ except ImportError:  # pragma: no cover (Windows)
 # Of file systems that do not know locks, such as some network drives: work goes on, as it does on systems without.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
+# Seconds until one who waits looks again.
+AGAIN = 0.02
+
 
 @contextmanager
-def locked(path: Path, doing: str, place: Path) -> Iterator[None]:
+def locked(path: Path, doing: str, place: Path, *, wait: float = 0.0) -> Iterator[None]:
     """Hold a lock file, in which others read what this process is `doing` at a place; BusyError if another holds it.
 
-    The lock ends with the process, however it ends.
+    Work that takes a moment is worth to `wait` for, so many seconds. The lock ends with the process, however it ends.
     """
     if fcntl is None:  # a system without advisory locks
         yield
         return
-    with _held(path, place) as handle:
+    with _held(path, place, until=time.monotonic() + wait) as handle:
         handle.truncate(0)
         handle.write(f"{os.getpid()} is {doing}")
         handle.flush()
@@ -40,7 +44,7 @@ def locked(path: Path, doing: str, place: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _held(path: Path, place: Path) -> IO[str]:
+def _held(path: Path, place: Path, *, until: float) -> IO[str]:
     """The file, locked. One that its last holder has removed meanwhile locks nobody out: then the new one is taken."""
     while True:
         try:
@@ -58,6 +62,10 @@ def _held(path: Path, place: Path) -> IO[str]:
                 raise StateError(
                     f"{path} cannot be locked ({error}); choose a folder on another file system"
                 ) from error
+            if time.monotonic() < until:
+                handle.close()
+                time.sleep(AGAIN)
+                continue
             handle.seek(0)
             who, _, doing = handle.read().partition(" is ")
             handle.close()

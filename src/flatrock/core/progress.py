@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Protocol
 
 
@@ -35,3 +36,8 @@ class Silent:
 
     def say(self, text: str) -> None:
         """Ignore."""
+
+
+def clock(seconds: float) -> str:
+    """75 -> '0:01:15'."""
+    return str(timedelta(seconds=round(seconds))) if seconds < 1e9 else "unknown"

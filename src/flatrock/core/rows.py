@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import hypot, sqrt
 from pathlib import Path
@@ -16,12 +17,15 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import read_record, write_atomic
+from flatrock.core.locks import locked
 from flatrock.core.provenance import VERSION, commit
 from flatrock.core.records import COLLAPSED
 
 SCHEMA = "flatrock.results/1"
 # The name under which a sample is right if it is so on the clean input and under every attack.
 WORST = "worst case"
+# Seconds one waits for another who adds rows to the same file, which takes one at most.
+WAIT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,6 +136,11 @@ class Row:
         """Whether it was evaluated and gives one answer to everything."""
         return self.main is not None and self.scores[self.main].collapsed
 
+    @property
+    def stands_in(self) -> bool:
+        """Whether it is known by plain weights in the place of averaged ones, every probe of which had collapsed."""
+        return self.main == "best" and "average_last" in self.selection
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {**vars(self), "scores": {name: score.to_dict() for name, score in self.scores.items()}}
@@ -200,6 +209,19 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         "collected": {"flatrock": VERSION, "commit": commit()},
     }
     write_atomic(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def add_rows(path: Path, new: Sequence[Row]) -> list[Row]:
+    """Put rows into a results file, beside those of others or in the place of older ones; all that are there then.
+
+    Several processes may do so: each sees what the others have written. BusyError if one holds the file for long.
+    """
+    with suppress(OSError):  # told by the lock
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f".{path.name}.lock"), "adding rows to", path, wait=WAIT):
+        rows = added((read_rows(path) or []) if path.exists() else [], new)
+        write_rows(path, rows)
+    return rows
 
 
 def read_rows(path: Path) -> list[Row] | None:

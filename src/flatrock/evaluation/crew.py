@@ -48,6 +48,11 @@ class Crew:
         self._workers = at_work
         self._size = size
 
+    @property
+    def devices(self) -> int:
+        """How many share the work."""
+        return len(self._workers.each)
+
     def attempts(self, step: Step, rows: Tensor) -> Iterator[Chunk]:
         """Try one attack on these samples; the batches come in the order of the rows, as from one device."""
         batches = [(step.label, part) for part in torch.split(rows, self._size)]

@@ -29,6 +29,7 @@ from flatrock.evaluation.doubt import doubts_after, doubts_before, doubts_deep
 from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk, Journal, answered, journaled, question, result_file
+from flatrock.evaluation.outlook import outlook
 from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
 from flatrock.evaluation.setting import at_work, choose_crafting
 from flatrock.evaluation.surrogate import check_answers, check_surrogate
@@ -55,6 +56,7 @@ def evaluate(
     keep_adversarial: bool = False,
     journal: Path | str | None = None,
     resume: bool = False,
+    others: Mapping[int, Path] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     marks: Sequence[str] = (),
@@ -66,8 +68,8 @@ def evaluate(
     earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass, or the majority
     of an odd number of them, `votes`, for models that answer at random. Random numbers belong to `ids`, one per sample,
     or to rows of x. Of several devices each attacks in a process of its own. Attacks craft in half `precision` on a GPU
-    (`auto`), everywhere, or not (`full`). `doubt` looks for reasons not to believe it. A `journal` folder has finished
-    batches; `resume` goes on there, or reads the result beside it. Attacks named transfer-... craft on the `surrogate`.
+    (`auto`), everywhere, or not (`full`), transfer-... on the `surrogate`. `doubt` looks for reasons not to believe it.
+    A `journal` folder has finished batches, `others` those of seeds to come; `resume` goes on, or reads the result.
     """
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
@@ -85,7 +87,7 @@ def evaluate(
         told |= question(identity, doubt=doubt)
         if resume and not keep_adversarial and (known := _known(journal, told, identity, marks, progress)):
             return known
-        kept = journaled(journal, identity, resume=resume, doubt=doubt, keep_adversarial=keep_adversarial)
+        kept = journaled(journal, identity, others, resume=resume, doubt=doubt, keep_adversarial=keep_adversarial)
         with kept as store, crew(exam, devices, attacks, classes, precision=precision, crafted=crafted) as workers:
             _run(exam, steps, tally, store, progress, workers)
             findings += doubts_after(steps, tally, classes=classes) + (doubts_deep(exam, tally) if doubt else [])
@@ -204,15 +206,18 @@ def _run(
     exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, listener: Progress | None, workers: Crew | None
 ) -> None:
     """Every step on its candidates, batch by batch; what the journal holds is not computed again."""
-    progress = listener or Silent()
-    for step in steps:
+    progress, devices = listener or Silent(), 1 if workers is None else workers.devices
+    for number, step in enumerate(steps, 1):
         rows = tally.candidates(step)
+        left = len(rows)
         tally.begin(step, measured=exam.measures(step) is not None)
         progress.begin(f"evaluating {step.label}", len(rows))
         for chunk in _chunks(exam, step, rows, store, workers):
             tally.add(step, chunk)
             tally.add_rounded(exam, step, chunk)
-            progress.advance(len(chunk.rows), f"{100 * tally.standing:.2f} % stand")
+            left -= len(chunk.rows)
+            figures = outlook(tally, steps, number, left=left, votes=exam.votes, devices=devices)
+            progress.advance(len(chunk.rows), figures)
         progress.end()
 
 

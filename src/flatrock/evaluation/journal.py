@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from flatrock.core.files import json_text, sha256, write_atomic
 from flatrock.core.identity import ANSWERS, answers, differences
 from flatrock.core.locks import locked
 from flatrock.core.records import Result
+from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import load, save
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,33 +56,14 @@ class Journal:
         if folder is None:
             return
         known = folder / "exam.json"
+        _check(folder, identity, resume=resume)
         if resume and known.is_file():
-            self._check(known, identity)
             before = json.loads(known.read_text()).get(WANTED, {})
             wanted = {name: wanted.get(name, False) or before.get(name, False) for name in {*wanted, *before}}
             write_atomic(known, json_text({**identity, WANTED: wanted}).encode())
             return
-        if folder.exists() and not known.is_file() and not _unnamed(folder):
-            raise StateError(f"{folder} exists and is not an unfinished evaluation; it is left alone")
-        if known.is_file() and (kept := len(_chunks(folder))) and not _left_over(folder):
-            raise StateError(
-                f"{folder} holds {kept} finished batches of an evaluation that was stopped; go on with --resume "
-                "(resume=True), or delete it to start again"
-            )
         discard(folder)
         write_atomic(known, json_text({**identity, WANTED: wanted}).encode())
-
-    def _check(self, known: Path, identity: Mapping[str, Any]) -> None:
-        try:
-            asked = {k: v for k, v in json.loads(known.read_text()).items() if k != WANTED}
-            odd = differences(json_text(asked), identity)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise StateError(f"{known} is damaged; delete {known.parent} to start again") from error
-        if odd:
-            raise StateError(
-                f"{known.parent} belongs to another evaluation (different: {', '.join(odd)}); "
-                "repeat its options, or delete it to start again"
-            )
 
     def replay(self, label: str, rows: Tensor) -> Chunk | None:
         """The next chunk if it is there, whole, and of these rows."""
@@ -111,17 +95,88 @@ class Journal:
         return self._folder / f"chunk-{self._next:06d}.safetensors"
 
 
+def _check(folder: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
+    """StateError if this evaluation can neither begin in the folder nor go on there."""
+    known = folder / "exam.json"
+    if resume and known.is_file():
+        _check_asked(known, identity)
+    elif folder.exists() and not known.is_file() and not _unnamed(folder):
+        raise StateError(f"{folder} exists and is not an unfinished evaluation; it is left alone")
+    elif known.is_file() and (kept := len(_chunks(folder))) and not _left_over(folder):
+        raise StateError(
+            f"{folder} holds {kept} finished batches of an evaluation that was stopped; go on with --resume "
+            "(resume=True), or delete it to start again"
+        )
+
+
+def _check_asked(known: Path, identity: Mapping[str, Any]) -> None:
+    try:
+        asked = {k: v for k, v in json.loads(known.read_text()).items() if k != WANTED}
+        odd = differences(json_text(asked), identity)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StateError(f"{known} is damaged; delete {known.parent} to start again") from error
+    if odd:
+        raise StateError(
+            f"{known.parent} belongs to another evaluation (different: {', '.join(odd)}); "
+            "repeat its options, or delete it to start again"
+        )
+
+
+def _check_seeds(asked: Mapping[Path, Mapping[str, Any]], *, resume: bool, wanted: Mapping[str, bool]) -> None:
+    """Before the first of several evaluations: StateError with all that keeps any of them from its folder.
+
+    A result that `resume` will read needs no folder.
+    """
+    reads, doubt = resume and not wanted.get("keep_adversarial"), wanted.get("doubt", False)
+    faults = []
+    for folder, identity in asked.items():
+        if reads and _stored(folder) == question(identity, doubt=doubt)["question"]:
+            continue
+        try:
+            with _alone(folder):
+                _check(folder, identity, resume=resume)
+        except StateError as error:
+            faults.append(str(error))
+    if faults:
+        raise StateError("\n  - ".join(["some of these seeds cannot be evaluated:", *faults]))
+
+
+def _stored(folder: Path) -> str | None:
+    """The question that the result beside a journal answers; None if there is no such result, or it is damaged."""
+    try:
+        return Result.from_json(result_file(folder).read_text(), str(folder)).provenance.get("question")
+    except (OSError, UnicodeDecodeError, StateError):
+        return None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process evaluates into the folder meanwhile; BusyError if one does."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f".{folder.name}.lock"), "evaluating into", folder):
+        yield
+
+
 @contextmanager
 def journaled(
-    folder: Path | str | None, identity: Mapping[str, Any], *, resume: bool, **wanted: bool
+    folder: Path | str | None,
+    identity: Mapping[str, Any],
+    others: Mapping[int, Path] | None = None,
+    *,
+    resume: bool,
+    **wanted: bool,
 ) -> Iterator[Journal]:
-    """A journal that no other process evaluates into meanwhile; BusyError if one does."""
+    """A journal that no other process evaluates into meanwhile; BusyError if one does.
+
+    `others` are those of the same evaluation with other seeds, to be made next: what is wrong with any is told now.
+    """
     if folder is None:
         yield Journal(None, identity, resume=resume)
         return
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f".{folder.name}.lock"), "evaluating into", folder):
+    if others:
+        seeds = {place: {**identity, "seed": Seed(seed).key} for seed, place in others.items()}
+        _check_seeds({Path(folder): identity, **seeds}, resume=resume, wanted=wanted)
+    with _alone(Path(folder)):
         yield Journal(folder, identity, resume=resume, **wanted)
 
 
@@ -154,7 +209,20 @@ def answered(
     if any(about.get(key) != asked.get(key) for key in {*asked, "unfinished"}) or result.marks != marks:
         return None
     said = {ANSWERS: None if identity[ANSWERS] is None else answers(result.margins["clean"])}
-    return None if differences(json_text(said), {ANSWERS: identity[ANSWERS]}) else result
+    same = not differences(json_text(said), {ANSWERS: identity[ANSWERS]})
+    return _in_order(result, identity["attacks"]) if same else None
+
+
+def _in_order(result: Result, labels: Iterable[str]) -> Result:
+    """A result that was read, whose names the file has sorted, with its attacks in the order they ran."""
+    place = {name: i for i, name in enumerate(("clean", *labels))}
+
+    def ordered(part: Mapping[str, T]) -> dict[str, T]:
+        return {name: part[name] for name in sorted(part, key=lambda name: place.get(name, len(place)))}
+
+    plans = {p: result.plans[p] for p in sorted(result.plans, key=lambda p: place.get(result.plans[p][0], len(place)))}
+    several: dict[str, Any] = {n: ordered(getattr(result, n)) for n in ("flags", "attacks", "distances", "costs")}
+    return replace(result, plans=plans, **several)
 
 
 def _unnamed(folder: Path) -> bool:
@@ -176,12 +244,12 @@ def _left_over(folder: Path) -> bool:
     """
     try:
         asked = json.loads((folder / "exam.json").read_text())
-        known = Result.from_json(result_file(folder).read_text(), str(folder)).provenance.get("question")
+        known = _stored(folder)
         wanted = asked.get(WANTED, {})
         enough = {True, bool(wanted.get("doubt"))}
         answers_it = known is not None and known in {question(asked, doubt=d)["question"] for d in enough}
         return answers_it and not wanted.get("keep_adversarial")
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, StateError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return False
 
 

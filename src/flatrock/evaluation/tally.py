@@ -26,6 +26,7 @@ class Tally:
     def __init__(self, y: Tensor, logits: Tensor, margins: Tensor, x: Tensor | None) -> None:
         self._clean = classified_right(logits, y)
         self.labels = y.clone()  # whatever the caller does with theirs
+        self.classes = logits.shape[1]
         self.predictions = logits.argmax(1)
         self.flags: dict[str, Tensor] = {"clean": self._clean}
         self.margins = {"clean": margins, "worst": margins.clone()}

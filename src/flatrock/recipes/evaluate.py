@@ -53,13 +53,14 @@ def evaluate_run(
     data_folder: Path | None = None,
     device: Devices = "cpu",
     seed: int = 0,
+    others: Sequence[int] = (),
     progress: Progress | None = None,
     on_data: Callable[[Dataset], None] = unheeded,
 ) -> Result:
     """Evaluate a trained model on its recipe's test set (a fair subset of it with `limit`, or its `first` samples).
 
     `norm` and `eps`: another threat than the recipe's. `journal` keeps every finished batch until `store_result`, and
-    `resume` goes on from it. Inputs crafted on a `surrogate` run are tried too. `on_data` sees the test set first.
+    `resume` goes on from it; `others` are seeds to come. A `surrogate` run crafts inputs too. `on_data` sees the data.
     """
     path, tensors, meta = open_checkpoint(source, which)
     model, recipe = restored(path, tensors, meta)
@@ -71,11 +72,15 @@ def evaluate_run(
     other = open_surrogate(surrogate, test)
     # The recipe's step sizes are meant for its own threat.
     chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
-    usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own and seed == 0
-    asked = {**part_of_data(test, whole, first=first), **_about(recipe, votes, usual=usual, other_threat=threat != own)}
+    usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own
+    told = _about(recipe, votes, usual=usual and seed == 0, other_threat=threat != own)
+    asked = {**part_of_data(test, whole, first=first), **told}
     about = {**facts(path, recipe, meta), **asked, **other.provenance, **_so_far(path, recipe, progress)}
     how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}
-    stem = _stem(about, other.names(chosen), len(test), seed, threat)
+    how |= {"resume": resume, "seed": seed, "progress": progress, "provenance": about}
+    if journal or resume:
+        parts = _parts(path.parent, about, other.names(chosen), len(test), (seed, *others), threat, usual=usual)
+        how |= {"journal": parts.pop(seed), "others": parts}
     return evaluate(
         model,
         test.images(torch.arange(len(test))),
@@ -86,11 +91,6 @@ def evaluate_run(
         ids=places(test, whole),
         device=device,
         batch_size=batch_size or recipe.evaluate.batch_size,
-        journal=path.parent / f"{stem}.part" if journal or resume else None,
-        resume=resume,
-        seed=seed,
-        progress=progress,
-        provenance=about,
         **how,
     )
 
@@ -176,30 +176,56 @@ def _test_set(
 
 def store_result(source: Source, result: Result) -> Path:
     """Write a result of evaluate_run beside its checkpoint; a partial one never takes the name of the whole."""
+    target = result_place(source, result)
+    write_result(target, result)
+    return target
+
+
+def result_place(source: Source, result: Result) -> Path:
+    """The file of a result of evaluate_run."""
     path = source.folder if isinstance(source, Run) else Path(source)
     folder = path.parent if path.is_file() else path
     about = result.provenance
     threat = THREATS[result.threat["norm"]](result.threat["eps"])
     stem = _stem(about, sorted(result.per_attack), result.n, int(about["seed"]), threat)
-    return write_result(folder / f"{stem}.json", result)
+    return folder / f"{stem}.json"
 
 
-def write_result(target: Path, result: Result) -> Path:
-    """Store a result, with its inputs if they are kept, and remove the batches it was made of."""
+def write_result(target: Path, result: Result) -> bool:
+    """Store a result, with its inputs if they are kept, and remove the batches it was made of.
+
+    Whether it was written: not if the file is this very result.
+    """
     if result.adversarial is not None:
         save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **result.provenance})
     text, part = result.to_json().encode(), target.with_suffix(".part")
     if target.is_file() and target.read_bytes() == text:  # it was read: newer batches are another evaluation's
         discard_left_over(part)
-    else:
-        write_atomic(target, text)
-        discard(part)
-    return target
+        return False
+    write_atomic(target, text)
+    discard(part)
+    return True
 
 
 def adversarial_file(result: Path) -> Path:
     """Where the inputs behind a result file are kept; not under its name alone: weights may lie there."""
     return result.with_name(f"{result.stem}-adversarial.safetensors")
+
+
+def _parts(
+    folder: Path,
+    about: Mapping[str, Any],
+    names: Sequence[str],
+    samples: int,
+    seeds: Sequence[int],
+    threat: Threat,
+    *,
+    usual: bool,
+) -> dict[int, Path]:
+    """Where the finished batches of each seed are kept until its result is stored."""
+    whole = usual and "votes" not in about
+    told = {seed: {**about, "whole_plan": whole and seed == 0} for seed in seeds}
+    return {seed: folder / f"{_stem(told[seed], names, samples, seed, threat)}.part" for seed in seeds}
 
 
 def _stem(about: Mapping[str, Any], names: Sequence[str], samples: int, seed: int, threat: Threat) -> str:

@@ -14,13 +14,14 @@ from flatrock.recipes.schema import Recipe
 def expected_bands(rows: Iterable[Row], recipes: Iterable[Recipe] = ()) -> dict[Hashable, Bands]:
     """The bands of rows that have some, by the key of the row.
 
-    A row that failed, was changed, or was made when the recipe of its name was another is compared with nothing. The
-    recipes of the library are known; those of files are if they are among `recipes`.
+    A row that failed, was changed, or was made when the recipe of its name was another is compared with nothing, nor
+    are plain weights with what is expected of averaged ones. The recipes of the library are known; those of files are
+    if they are among `recipes`.
     """
     given: dict[tuple[str, str], Bands] = {(recipe.name, recipe_hash(recipe)): recipe.about.bands for recipe in recipes}
     found: dict[Hashable, Bands] = {}
     for row in rows:
-        if not row.judged:
+        if not row.judged or row.stands_in:
             continue
         if bands := given.get((row.recipe, row.recipe_hash)) if row.own else _known(row):
             found[row.key] = bands

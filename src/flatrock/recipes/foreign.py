@@ -73,6 +73,7 @@ def evaluate_foreign(
     data_folder: Path | None = None,
     device: Devices = "cpu",
     seed: int = 0,
+    others: Sequence[int] = (),
     progress: Progress | None = None,
     on_data: Callable[[Dataset], None] = unheeded,
 ) -> Result:
@@ -90,7 +91,10 @@ def evaluate_foreign(
     chosen = other.attacks(chosen, chosen)
     threat, about = asked.threat, {**foreign.about, **_facts(test, whole, first, votes), **other.provenance}
     how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}
-    target = out or _default_target(about, other.names(chosen), threat, samples=len(test), seed=seed)
+    how |= {"resume": resume, "seed": seed, "progress": progress, "provenance": about}
+    if journal or resume:
+        parts = _parts(about, other.names(chosen), threat, samples=len(test), seeds=(seed, *others))
+        how |= {"journal": out.with_suffix(".part") if out else parts[seed], "others": {s: parts[s] for s in others}}
     return evaluate(
         foreign.model,
         test.images(torch.arange(len(test))),
@@ -101,11 +105,6 @@ def evaluate_foreign(
         ids=places(test, whole),
         device=device,
         batch_size=batch_size,
-        journal=target.with_suffix(".part") if journal or resume else None,
-        resume=resume,
-        seed=seed,
-        progress=progress,
-        provenance=about,
         **how,
     )
 
@@ -125,10 +124,16 @@ def _facts(test: Dataset, whole: Dataset, first: bool, votes: int) -> dict[str, 
 
 def store_foreign(result: Result, out: Path | None = None) -> Path:
     """Write a result of evaluate_foreign to `out`, or to a file in the current folder that its content names."""
+    target = out or foreign_place(result)
+    write_result(target, result)
+    return target
+
+
+def foreign_place(result: Result) -> Path:
+    """The file in the current folder that the content of a result of evaluate_foreign names."""
     about = result.provenance
     threat = THREATS[result.threat["norm"]](result.threat["eps"])
-    named = _default_target(about, sorted(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
-    return write_result(out or named, result)
+    return _default_target(about, sorted(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
 
 
 def _default_target(
@@ -146,6 +151,14 @@ def _default_target(
     ]
     stem = re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts]))
     return Path(f"{stem}{votes_mark(about)}{surrogate_mark(about)}.json")
+
+
+def _parts(
+    about: Mapping[str, Any], attacks: Sequence[str], threat: Threat, *, samples: int, seeds: Sequence[int]
+) -> dict[int, Path]:
+    """Where the finished batches of each seed are kept until its result is stored."""
+    files = {seed: _default_target(about, attacks, threat, samples=samples, seed=seed) for seed in seeds}
+    return {seed: file.with_suffix(".part") for seed, file in files.items()}
 
 
 def _faults(

@@ -15,7 +15,7 @@ from flatrock.core.files import write_atomic
 from flatrock.core.locks import locked
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result
-from flatrock.core.rows import Row, added, read_rows, write_rows
+from flatrock.core.rows import Row, add_rows
 from flatrock.core.runs import Run
 from flatrock.data.catalog import load_data
 from flatrock.engine.failure import in_short, trace_of
@@ -132,7 +132,7 @@ def reproduce_rows(
             problems[one.folder] = _traced(one, error)
             told.failed(one, problems[one.folder])
             rows += _as_it_is(one)
-        write_rows(out, added((read_rows(out) or []) if out.exists() else [], rows))
+        add_rows(out, rows)
         told.added(one, rows)
     bands = expected_bands(rows, [one.recipe for one in planned])
     return Outcome(rows=rows, problems=problems, left=left, busy=busy, bands=bands)

@@ -46,15 +46,22 @@ def expected_summary(rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> st
     judged = [row for row in rows if row.key in bands]
     if not judged:
         return ""
-    good, rest = sum(not missed(row, bands[row.key]) for row in judged), len(rows) - len(judged)
+    good = sum(not missed(row, bands[row.key]) for row in judged)
+    rest = sum(row.key not in bands and not row.stands_in for row in rows)  # those are told by plain_lines
     more = f"; {rest} more, changed, failed or not measured yet, have nothing to be compared with" if rest else ""
     verdict = PASS if good == len(judged) else MISSED
     return f"{verdict}: {good} of {len(judged)} rows as their recipes expect{more}"
 
 
+def plain_lines(names: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """The rows that are known by plain weights in the place of averaged ones, of which bands would be."""
+    told = "averaged weights collapsed, bands are of those"
+    return [f"no band for plain weights, {n}: {told}" for n, row in zip(names, rows, strict=True) if row.stands_in]
+
+
 def expected_parts(names: Sequence[str], rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> list[str]:
     """The same for a page; nothing if nothing is expected of any."""
-    summary = expected_summary(rows, bands)
+    summary, plain = expected_summary(rows, bands), [f"{line}." for line in plain_lines(names, rows)]
     if not summary:
-        return []
-    return [EXPECTED, markdown(expected_table(names, rows, bands, ranges=True)), f"{summary}."]
+        return plain
+    return [EXPECTED, markdown(expected_table(names, rows, bands, ranges=True)), f"{summary}.", *plain]
