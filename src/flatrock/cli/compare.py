@@ -9,7 +9,7 @@ import typer
 from flatrock.cli.console import friendly, say, show
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import WORST
-from flatrock.recipes.compare import check_alike, judged, unlike
+from flatrock.recipes.compare import check_alike, judged, under_one_name, unlike
 from flatrock.reports.compare import accuracy_table, difference_table
 from flatrock.reports.table import named
 
@@ -33,6 +33,7 @@ def run(sources: Sources) -> None:
         if twice:
             raise ConfigError(f"{twice[0]} is named twice; leave one out")
         check_alike(models)
+        models, renamed = under_one_name(models)
         rights = {named(m.name + "*" * bool(m.marks), collapsed=m.collapsed): m.right for m in models}
         odd = unlike(models)
         show(accuracy_table(rights))
@@ -43,6 +44,8 @@ def run(sources: Sources) -> None:
             f"{models[0].data}; {models[0].norm} eps {models[0].eps:.4g}; points ± standard error, paired by sample; "
             "! = more than two. It knows the chance of the test set, not that of a training seed"
         )
+        for line in renamed:
+            say(line)
         for name in odd:
             say(("not compared ", "yellow"), f"{name}: its options differ between these models")
         if not alike:

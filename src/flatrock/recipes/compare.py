@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,18 @@ def _judged(result: Result, name: str) -> Judged:
         data=str(result.provenance.get("data", NAMELESS)),
         ids=torch.arange(result.n) if result.ids is None else result.ids,
         digest=result.provenance.get("samples_digest"),
-        options=result.attacks,
+        options={name: _options(result, name) for name in result.attacks},
         marks=result.marks,
         collapsed=result.collapsed,
         votes=int(result.provenance.get("votes", 1)),
     )
+
+
+def _options(result: Result, name: str) -> dict[str, Any]:
+    """Those of an attack; what was crafted on another surrogate is another attack."""
+    options, surrogate = dict(result.attacks[name]), result.provenance.get("surrogate")
+    crafted = options.get("kind") == "Transfer" and isinstance(surrogate, Mapping)
+    return {**options, "surrogate": surrogate.get("weights")} if crafted else options
 
 
 def _of_row(row: Row, source: Path) -> Judged:
@@ -141,6 +148,33 @@ def _other_question(one: Judged, other: Judged) -> str:
     if not torch.equal(one.ids, other.ids):
         return "other samples of one test set"
     return "" if proved or one.data != NAMELESS else "whether their samples are the same is not known"
+
+
+def under_one_name(models: Sequence[Judged]) -> tuple[list[Judged], list[str]]:
+    """The models with one name for attacks of the same options, that of the first model which has it; and what was
+    renamed, in words.
+
+    `pgd-5:step_size=2/255` and {name: pgd, steps: 5, step_size: 2/255} are one attack with two labels, which stay as
+    they are in results: random numbers follow from them.
+    """
+    known: dict[str, Any] = {}
+    called, told = [], []
+    for model in models:
+        own = {name: model.options[name] for name in model.right if name in model.options}
+        names: dict[str, str] = {}
+        for name, options in own.items():
+            same = (n for n, o in known.items() if o == options and n not in own and n not in names.values())
+            if name not in known and (found := next(same, None)) is not None:
+                names[name] = found
+                told.append(f"{name} of {model.name} is {found} here: its options are the same")
+        known = {n: o for n, o in own.items() if n not in names} | known
+        called.append(_renamed(model, names))
+    return called, told
+
+
+def _renamed(model: Judged, names: Mapping[str, str]) -> Judged:
+    right = {names.get(name, name): flags for name, flags in model.right.items()}
+    return replace(model, right=right, options={names.get(n, n): o for n, o in model.options.items()})
 
 
 def unlike(models: Sequence[Judged]) -> list[str]:
