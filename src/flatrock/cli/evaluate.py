@@ -12,7 +12,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import check_out, seeds_of
+from flatrock.cli.shared import check_csv, check_out, seeds_of
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
@@ -200,9 +200,7 @@ def _check_files(out: Path | None, csv: Path | None) -> None:
     if out is not None:
         check_out(out)
     if csv is not None:
-        if csv.suffix != ".csv":
-            raise ConfigError(f"csv: {csv} must end in .csv")
-        check_out(csv, option="--csv")
+        check_csv(csv)
 
 
 def _tell(result: Result, classes: Sequence[str] | None) -> None:

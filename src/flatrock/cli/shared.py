@@ -92,6 +92,13 @@ def check_json(out: Path, schema: str, what: str) -> None:
         raise ConfigError(faults[0])
 
 
+def check_csv(csv: Path) -> None:
+    """As check_out, of a table as CSV."""
+    if csv.suffix != ".csv":
+        raise ConfigError(f"csv: {csv} must end in .csv")
+    check_out(csv, option="--csv")
+
+
 def check_page(out: Path, *pictures: Path, option: str = "--out") -> None:
     """As check_out, of a page that is written anew every time; nothing but such a page is replaced."""
     check_out(out, *pictures, option=option)

@@ -102,9 +102,10 @@ def _judged(result: Result, name: str) -> Judged:
 
 def _options(result: Result, name: str) -> dict[str, Any]:
     """Those of an attack; what was crafted on another surrogate is another attack."""
-    options, surrogate = dict(result.attacks[name]), result.provenance.get("surrogate")
-    crafted = options.get("kind") == "Transfer" and isinstance(surrogate, Mapping)
-    return {**options, "surrogate": surrogate.get("weights")} if crafted else options
+    options = dict(result.attacks[name])
+    if options.get("kind") == "Transfer":
+        options["surrogate"] = dict(result.provenance.get("surrogate") or {}).get("weights")
+    return options
 
 
 def _of_row(row: Row, source: Path) -> Judged:
