@@ -113,7 +113,8 @@ def run(
             later = several[nth:]
             found[number] = _evaluated(source, own, **how, seed=number, others=later, device=device)
             place = (out or foreign_place(found[number])) if source is None else result_place(source, found[number])
-            _store(found[number], place, shown.names if per_class else None, keep_adversarial=keep_adversarial)
+            name = _called(source, found[number])
+            _store(found[number], place, name, shown.names if per_class else None, keep_adversarial=keep_adversarial)
             _draw(found[number], place, shown, csv)
             if keep_adversarial:
                 say(f"wrote {adversarial_file(place)}")
@@ -131,12 +132,20 @@ def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **ho
         return evaluate_run(source, **how, device=devices, progress=progress)
 
 
-def _store(result: Result, place: Path, classes: Sequence[str] | None, *, keep_adversarial: bool) -> None:
+def _called(source: Path | None, result: Result) -> str:
+    """The name of the run's folder, as several runs may have one recipe; without a run that of the recipe or model."""
+    about = result.provenance
+    folder = None if source is None else (source if source.is_dir() else source.parent).resolve()
+    known = folder is not None and (folder / "run.json").is_file()
+    return folder.name if folder is not None and known else str(about.get("recipe", about.get("model")))
+
+
+def _store(result: Result, place: Path, name: str, classes: Sequence[str] | None, *, keep_adversarial: bool) -> None:
     """Stored before a word is said: who reads only the first lines (| head) has all of it; told in any case."""
     try:
         written = write_result(place, result if keep_adversarial else replace(result, adversarial=None))
     finally:
-        _tell(result, classes)
+        _tell(result, name, classes)
     say(f"wrote {place}" if written else f"nothing to write: {place} is there already")
 
 
@@ -203,15 +212,15 @@ def _check_files(out: Path | None, csv: Path | None) -> None:
         check_csv(csv)
 
 
-def _tell(result: Result, classes: Sequence[str] | None) -> None:
+def _tell(result: Result, name: str, classes: Sequence[str] | None) -> None:
     """The tables, that of these classes only if there are such, and the findings."""
     about = result.provenance
-    table = comparison({str(about.get("recipe", about.get("model"))): result})
-    show(_narrow(table))
+    show(_narrow(comparison({name: result})))
     recipe = about.get("recipe_threat")
     other = f" (the recipe's: {recipe['norm']} eps {recipe['eps']:.4g})" if recipe else ""
+    made = f"recipe {about['recipe']}; " if about.get("recipe", name) != name else ""
     say(
-        f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}{other}; percent; "
+        f"{made}{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}{other}; percent; "
         "worst case = per sample over all attacks named"
     )
     if "votes" in about:
