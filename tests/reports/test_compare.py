@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.errors import StateError
 from flatrock.core.rows import WORST
-from flatrock.recipes.compare import check_alike, judged, under_one_name, unlike
+from flatrock.recipes.compare import Judged, check_alike, under_one_name, unlike
+from flatrock.recipes.in_common import compared
 from flatrock.reports.compare import accuracy_table, difference_table
 
 AT = {"clean": 81.0, "pgd-20": 50.0, "autoattack": 47.0}
@@ -24,6 +25,10 @@ TRADES = {"clean": 80.0, "pgd-20": 52.1, "autoattack": 47.0}
 
 def flatrock(*words: object) -> Any:
     return CliRunner().invoke(app, ["compare", *map(str, words)], env={"COLUMNS": "200"})
+
+
+def judged(source: str) -> list[Judged]:
+    return compared([source])[0]
 
 
 @pytest.fixture
@@ -80,7 +85,7 @@ def test_averaged_weights_are_compared_where_they_are_kept(tmp_path: Path) -> No
     run = run.rename(tmp_path / "a b")
     with pytest.raises(
         StateError,
-        match=r"no result-average-best.json; run `flatrock eval '.*a b'` first; or name one of result-best.json",
+        match=r"(?s)no result-average-best.json, .*; run `flatrock eval '.*a b'` first.*a b: result-best.json",
     ):
         judged(str(run))
 
