@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from results_cases import fake_run
 
-from flatrock.core.numbers import number, short
 from flatrock.core.rows import Row
 from flatrock.recipes.results import collect_run
 from flatrock.reports.names import row_names
@@ -53,12 +51,3 @@ def test_recipes_of_ones_own_are_told_apart_by_folder_or_hash(tmp_path: Path) ->
     assert row_names(rows) == [f"{NAME} ({r.recipe_hash[:8]})" for r in rows]
     assert row_names(rows, {rows[0].key: "runs/two"}) == [f"{NAME} (runs/two)", f"{NAME} ({rows[1].recipe_hash[:8]})"]
     assert row_names(rows[:1], {rows[0].key: "runs/two"}) == [NAME]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.2, "0.2"), (4 / 255, "4/255"), (1e-4, "0.0001"), (3.0, "3"), (1 / 3, "85/255"), (0.1 + 0.2, repr(0.1 + 0.2))],
-)
-def test_short_numbers_are_the_same_numbers(value: float, text: str) -> None:
-    assert short(value) == text
-    assert number(short(value)) == value

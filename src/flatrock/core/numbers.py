@@ -30,14 +30,6 @@ def number(value: Any) -> float:
     return result
 
 
-def short(value: float) -> str:
-    """The shortest way people write a number that `number` reads back exactly: 0.2, and 4/255 for 0.0156862745...."""
-    if float(text := f"{value:g}") == value:
-        return text
-    levels = round(255 * value) if math.isfinite(value) else 0
-    return f"{levels}/255" if levels / 255 == value else repr(value)
-
-
 def plain(value: Any) -> Any:
     """A number of numpy's, or of another kind, as Python's int or float, which can be stored; the rest as it is."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 
 from flatrock.core.files import brief
-from flatrock.core.numbers import short
 from flatrock.core.rows import Row
+from flatrock.reports.style import radius
 from flatrock.reports.table import named
 
 # Characters of a value that tells rows apart: a number of more is written as a fraction, a text of many more is cut.
@@ -56,6 +56,6 @@ def _changes(row: Row) -> dict[str, tuple[str, str]]:
 
 def _value(text: str) -> str:
     try:
-        return text if len(text) <= SHORT else short(float(text))
+        return text if len(text) <= SHORT else radius(float(text))
     except ValueError:
         return brief(text, LONG)
