@@ -383,3 +383,19 @@ def test_what_rounding_undoes_is_told_where_it_undoes_something(
     assert f"\nworst case {100 * result.clean:.2f} {said}" in mended.output
     monkeypatch.setattr(judged, lambda x_adv, x, threat: (x_adv, torch.ones(len(x), dtype=torch.bool)))
     assert said not in flatrock(*words).output
+
+
+def test_the_table_names_the_run_and_the_line_below_its_recipe(run_folder: Path, tmp_path: Path) -> None:
+    """Two runs of one recipe are told apart; weights on their own are known by their recipe alone."""
+    words = ("--attacks", "fgsm", *FEW)
+    copy = Path(shutil.copytree(run_folder, tmp_path / "digits_at"))
+    lone = Path(shutil.copy(run_folder / "best.safetensors", tmp_path))
+    for source, name, told in (
+        (run_folder, "tiny[a]", "\nrecipe digits_at; digits test, 40 of 500 samples; "),
+        (run_folder / "last.safetensors", "tiny[a]", "\nrecipe digits_at; "),
+        (copy, "digits_at", "\ndigits test, 40 of 500 samples; "),
+        (lone, "digits_at", "\ndigits test, 40 of 500 samples; "),
+    ):
+        done = flatrock("eval", source, *words)
+        assert done.exit_code == 0, done.output
+        assert f"\n│ {name} " in done.output and told in done.output

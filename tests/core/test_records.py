@@ -43,6 +43,8 @@ def test_accuracies_are_fractions_of_all_samples() -> None:
 def test_a_result_says_its_accuracies_first() -> None:
     said = "clean 0.8571, pgd-20 0.4286, cw-20 0.4286, robust 0.2857, E01"
     assert repr(a_result()) == f"Result(7 samples, linf {8 / 255}: {said})"
+    back = repr(Result.from_json(a_result().to_json()))
+    assert back.startswith(f"Result(7 samples, linf {8 / 255}: clean 0.8571, "), "norm and radius in the same order"
     assert repr(Result(threat={}, flags={"clean": flags("10")})) == "Result(2 samples, : clean 0.5000, robust 0.5000)"
 
 

@@ -281,7 +281,7 @@ def test_the_command_says_what_is_missing_or_changed(tmp_path: Path) -> None:
     short = fake_run(tmp_path / "b", "cifar10_short_at", FOUND, overrides={"train.epochs": 3})
     done = flatrock("results", bare, short, "--out", tmp_path / "rows.json")
     assert done.exit_code == 0, done.output
-    assert f"not evaluated {NAME}" in done.output
+    assert f"not evaluated {bare}; run `flatrock eval {bare}`, then this again" in done.output
     assert "changed cifar10_short_at: train.epochs: 3 instead of 30" in done.output
 
 

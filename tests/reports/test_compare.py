@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.errors import StateError
 from flatrock.core.rows import WORST
-from flatrock.recipes.compare import check_alike, judged, unlike
+from flatrock.recipes.compare import Judged, check_alike, under_one_name, unlike
+from flatrock.recipes.in_common import compared
 from flatrock.reports.compare import accuracy_table, difference_table
 
 AT = {"clean": 81.0, "pgd-20": 50.0, "autoattack": 47.0}
@@ -23,6 +25,10 @@ TRADES = {"clean": 80.0, "pgd-20": 52.1, "autoattack": 47.0}
 
 def flatrock(*words: object) -> Any:
     return CliRunner().invoke(app, ["compare", *map(str, words)], env={"COLUMNS": "200"})
+
+
+def judged(source: str) -> list[Judged]:
+    return compared([source])[0]
 
 
 @pytest.fixture
@@ -79,7 +85,7 @@ def test_averaged_weights_are_compared_where_they_are_kept(tmp_path: Path) -> No
     run = run.rename(tmp_path / "a b")
     with pytest.raises(
         StateError,
-        match=r"no result-average-best.json; run `flatrock eval '.*a b'` first; or name one of result-best.json",
+        match=r"(?s)no result-average-best.json, .*; run `flatrock eval '.*a b'` first.*a b: result-best.json",
     ):
         judged(str(run))
 
@@ -127,6 +133,58 @@ def test_what_differs_is_refused_or_left_out(runs: list[Path]) -> None:
     assert "cifar10 test, 1000 of 1000 samples, and svhn test, 1000 of 1000 samples" in " ".join(
         flatrock(*runs).output.split()
     )
+
+
+PGD = {"kind": "GradientAttack", "steps": 5, "step_size": 2 / 255}
+
+
+def called(run: Path, name: str, **options: Any) -> None:
+    """The run's pgd-20 under another name, with these options."""
+    file = run / "result-best.json"
+    content = json.loads(file.read_text())
+    for part in ("flags", "per_attack", "costs"):
+        content[part][name] = content[part].pop("pgd-20")
+    content["attacks"] = {name: {**PGD, **options}}
+    file.write_text(json.dumps(content))
+
+
+def test_one_attack_written_in_two_ways_is_one(runs: list[Path]) -> None:
+    plain = flatrock(*runs)
+    for run, name in zip(runs, ("pgd-5:step_size=2/255", "pgd-5:step_size=0.00784313725490196"), strict=True):
+        called(run, name)
+    done = flatrock(*runs)
+    assert done.exit_code == 0 and "not compared" not in done.output
+    assert done.output.count("+2.10 ± 0.45 !") == plain.output.count("+2.10 ± 0.45 !") == 1
+    assert f"\npgd-5:step_size=0.00784313725490196 of {runs[1]} is pgd-5:step_size=2/255 here: " in done.output
+    assert done.output.count("0.00784") == 1, "nowhere else"
+    models, told = under_one_name([judged(str(run))[0] for run in reversed(runs)])
+    assert [set(m.right) for m in models] == [{"clean", "autoattack", "pgd-5:step_size=0.00784313725490196", WORST}] * 2
+    assert len(told) == 1
+
+
+def test_other_options_and_names_that_are_taken_stay_apart(runs: list[Path]) -> None:
+    called(runs[0], "mine")
+    called(runs[1], "pgd-5", restarts=2)
+    assert "not compared worst case" in flatrock(*runs).output
+    model, other = (judged(str(run))[0] for run in runs)
+    flags = model.right["mine"]
+    twice = replace(other, right={"mine": flags, "pgd": flags}, options={"mine": {**PGD, "steps": 9}, "pgd": PGD})
+    models, told = under_one_name([model, twice])
+    assert set(models[1].right) == {"mine", "pgd"} and told == [], "mine is another attack there, and is told as such"
+    assert unlike(models) == ["mine"]
+    draws = replace(other, right={"a": flags, "b": flags}, options={"a": PGD, "b": PGD})
+    models, told = under_one_name([model, draws])
+    assert set(models[1].right) == {"mine", "b"}, "one of two draws is it, the other is one more"
+
+
+def test_inputs_crafted_on_another_network_are_another_attack(runs: list[Path]) -> None:
+    for run, weights in zip(runs, ("aa", "bb"), strict=True):
+        changed(
+            run, attacks={"pgd-20": {"kind": "Transfer", "by": PGD}}, provenance={"surrogate": {"weights": weights}}
+        )
+    assert "not compared pgd-20: its options differ" in flatrock(*runs).output
+    changed(runs[1], provenance={"surrogate": {"weights": "aa"}})
+    assert "not compared" not in flatrock(*runs).output
 
 
 def test_another_number_of_votes_is_refused(runs: list[Path]) -> None:

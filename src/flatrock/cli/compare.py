@@ -9,7 +9,8 @@ import typer
 from flatrock.cli.console import friendly, say, show
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import WORST
-from flatrock.recipes.compare import check_alike, judged, unlike
+from flatrock.recipes.compare import check_alike, under_one_name, unlike
+from flatrock.recipes.in_common import compared
 from flatrock.reports.compare import accuracy_table, difference_table
 from flatrock.reports.table import named
 
@@ -21,10 +22,15 @@ Sources = Annotated[
 ]
 
 
-def run(sources: Sources) -> None:
+Which = Annotated[
+    str, typer.Option(help="of run folders: best, last, average-best, average-last; auto = best, averaged if kept")
+]
+
+
+def run(sources: Sources, which: Which = "auto") -> None:
     """Compare evaluated models sample by sample: the first with each of the others."""
     with friendly():
-        models = [model for source in sources for model in judged(source)]
+        models, note = compared(sources, which)
         if len(models) < 2:
             raise ConfigError(
                 f"there is {len(models)} model to compare; name two or more, the one to compare with first"
@@ -33,8 +39,11 @@ def run(sources: Sources) -> None:
         if twice:
             raise ConfigError(f"{twice[0]} is named twice; leave one out")
         check_alike(models)
+        models, renamed = under_one_name(models)
         rights = {named(m.name + "*" * bool(m.marks), collapsed=m.collapsed): m.right for m in models}
         odd = unlike(models)
+        if note:
+            say(note)
         show(accuracy_table(rights))
         # What stands under every attack depends on all of them: it is as unlike as any.
         alike = len({frozenset(m.right) for m in models}) == 1 and not odd
@@ -43,6 +52,8 @@ def run(sources: Sources) -> None:
             f"{models[0].data}; {models[0].norm} eps {models[0].eps:.4g}; points ± standard error, paired by sample; "
             "! = more than two. It knows the chance of the test set, not that of a training seed"
         )
+        for line in renamed:
+            say(line)
         for name in odd:
             say(("not compared ", "yellow"), f"{name}: its options differ between these models")
         if not alike:

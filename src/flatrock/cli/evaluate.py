@@ -12,16 +12,17 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import check_out, seeds_of
+from flatrock.cli.shared import check_csv, check_out, radii_of, seeds_of
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import PLANS, TRANSFER
-from flatrock.recipes.evaluate import adversarial_file, evaluate_run, result_place, write_result
+from flatrock.recipes.evaluate import adversarial_file, check_radii, evaluate_run, result_place, write_result
 from flatrock.recipes.foreign import evaluate_foreign, foreign_place
 from flatrock.reports.gallery import check_images
 from flatrock.reports.gallery import gallery as draw_gallery
+from flatrock.reports.radii import draw_radii, evaluated_radii
 from flatrock.reports.samples import write_samples
 from flatrock.reports.seeds import evaluated_seeds
 from flatrock.reports.table import Table, class_name, comparison, distances, percent, worst_classes
@@ -42,7 +43,10 @@ Which = Annotated[
     typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept; the entry of --weights"),
 ]
 Norm = Annotated[str | None, typer.Option(help="of the threat: linf or l2; a run's own if left out")]
-Eps = Annotated[str | None, typer.Option(help="radius of the threat, e.g. 8/255; a run's own if left out")]
+Eps = Annotated[
+    str | None,
+    typer.Option(help="radius of the threat, e.g. 8/255, or several: 2/255,4/255,8/255; a run's own if left out"),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="only so many test samples, equally many of each class")]
 First = Annotated[bool, typer.Option("--first", help="with --limit: the first so many of the test set instead")]
 BatchSize = Annotated[int | None, typer.Option(min=1)]
@@ -97,7 +101,7 @@ def run(
     own |= {"normalize": normalize, "out": out}
     chosen = None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()]
     shown = _Shown(gallery)
-    how: dict[str, Any] = {"which": which, "norm": norm, "eps": eps, "attacks": chosen, "surrogate": surrogate}
+    how: dict[str, Any] = {"which": which, "norm": norm, "attacks": chosen, "surrogate": surrogate}
     how |= {"limit": limit, "first": first, "batch_size": batch_size, "precision": precision, "doubt": doubt}
     how |= {"votes": votes}
     how |= {"keep_adversarial": keep_adversarial or gallery, "journal": True, "resume": resume, "data_folder": data_dir}
@@ -105,21 +109,32 @@ def run(
     with friendly("the same command with --resume goes on from the last finished batch"):
         check_source(source, own, "evaluate")
         _check_files(out, csv)
-        several = _several(seeds, seed, out, csv)
-        found: dict[int, Result] = {}
-        for nth, number in enumerate(several or [seed], 1):
-            if several:
-                say(f"seed {number}")
-            later = several[nth:]
-            found[number] = _evaluated(source, own, **how, seed=number, others=later, device=device)
-            place = (out or foreign_place(found[number])) if source is None else result_place(source, found[number])
-            _store(found[number], place, shown.names if per_class else None, keep_adversarial=keep_adversarial)
-            _draw(found[number], place, shown, csv)
+        asked = _asked(seeds, seed, eps, out, csv)
+        if seeds is None and len(asked) > 1:
+            check_radii(source, list(asked), which=which, norm=norm, attacks=chosen)
+        found: dict[str, Result] = {}
+        for name, differs in asked.items():
+            if name:
+                say(f"{'eps' if seeds is None else 'seed'} {name}")
+            result = found[name] = _evaluated(source, own, **how, **differs, device=device)
+            place = (out or foreign_place(result)) if source is None else result_place(source, result)
+            model_name, classes = _called(source, result), shown.names if per_class else None
+            _store(result, place, model_name, classes, keep_adversarial=keep_adversarial)
+            _draw(result, place, shown, csv)
             if keep_adversarial:
                 say(f"wrote {adversarial_file(place)}")
-        if several:
-            say()
-            show(_narrow(evaluated_seeds(found)), "seeds of the attacks")
+        if len(found) > 1:
+            _tell_several(found, place, model_name, radii=seeds is None)
+
+
+def _tell_several(found: Mapping[str, Result], last: Path, name: str, *, radii: bool) -> None:
+    """One table of several evaluations; over radii also a curve, beside the last result."""
+    say()
+    if not radii:
+        show(_narrow(evaluated_seeds({int(seed): result for seed, result in found.items()})), "seeds of the attacks")
+        return
+    show(_narrow(evaluated_radii(found)), f"{name}, radius by radius")
+    say(f"drew {draw_radii(found, last.with_name(f'{last.stem}-over-eps.png'), name=name)}")
 
 
 def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **how: Any) -> Result:
@@ -131,12 +146,20 @@ def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **ho
         return evaluate_run(source, **how, device=devices, progress=progress)
 
 
-def _store(result: Result, place: Path, classes: Sequence[str] | None, *, keep_adversarial: bool) -> None:
+def _called(source: Path | None, result: Result) -> str:
+    """The name of the run's folder, as several runs may have one recipe; without a run that of the recipe or model."""
+    about = result.provenance
+    folder = None if source is None else (source if source.is_dir() else source.parent).resolve()
+    known = folder is not None and (folder / "run.json").is_file()
+    return folder.name if folder is not None and known else str(about.get("recipe", about.get("model")))
+
+
+def _store(result: Result, place: Path, name: str, classes: Sequence[str] | None, *, keep_adversarial: bool) -> None:
     """Stored before a word is said: who reads only the first lines (| head) has all of it; told in any case."""
     try:
         written = write_result(place, result if keep_adversarial else replace(result, adversarial=None))
     finally:
-        _tell(result, classes)
+        _tell(result, name, classes)
     say(f"wrote {place}" if written else f"nothing to write: {place} is there already")
 
 
@@ -154,14 +177,22 @@ def draw_plans(result: Result, stored: Path) -> None:
         say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
 
 
-def _several(seeds: str | None, seed: int, out: Path | None, csv: Path | None) -> list[int]:
-    """The seeds of several evaluations, each of which writes its own file; none if there is to be one."""
-    if seeds is None:
-        return []
-    other = {"--seed": seed != 0, "--out": out is not None, "--csv": csv is not None}
+def _asked(
+    seeds: str | None, seed: int, eps: str | None, out: Path | None, csv: Path | None
+) -> dict[str, dict[str, Any]]:
+    """In what several evaluations differ, each of which writes its own file, by name; without one if there is one."""
+    radii = radii_of(eps)
+    if seeds is None and not radii:
+        return {"": {"seed": seed, "eps": eps}}
+    other = {"--seed": seeds is not None and seed != 0, "--out": out is not None, "--csv": csv is not None}
+    other["--eps with several radii"] = seeds is not None and bool(radii)
     if given := [option for option, is_given in other.items() if is_given]:
-        raise ConfigError(f"{', '.join(given)}: of one evaluation, but --seeds asks for several; leave one out")
-    return seeds_of(seeds)
+        what = "--eps" if seeds is None else "--seeds"
+        raise ConfigError(f"{', '.join(given)}: of one evaluation, but {what} asks for several; leave one out")
+    if seeds is None:
+        return {radius: {"seed": seed, "eps": radius} for radius in radii}
+    numbers = seeds_of(seeds)
+    return {str(n): {"seed": n, "eps": eps, "others": numbers[nth:]} for nth, n in enumerate(numbers, 1)}
 
 
 class _Shown:
@@ -200,20 +231,18 @@ def _check_files(out: Path | None, csv: Path | None) -> None:
     if out is not None:
         check_out(out)
     if csv is not None:
-        if csv.suffix != ".csv":
-            raise ConfigError(f"csv: {csv} must end in .csv")
-        check_out(csv, option="--csv")
+        check_csv(csv)
 
 
-def _tell(result: Result, classes: Sequence[str] | None) -> None:
+def _tell(result: Result, name: str, classes: Sequence[str] | None) -> None:
     """The tables, that of these classes only if there are such, and the findings."""
     about = result.provenance
-    table = comparison({str(about.get("recipe", about.get("model"))): result})
-    show(_narrow(table))
+    show(_narrow(comparison({name: result})))
     recipe = about.get("recipe_threat")
     other = f" (the recipe's: {recipe['norm']} eps {recipe['eps']:.4g})" if recipe else ""
+    made = f"recipe {about['recipe']}; " if about.get("recipe", name) != name else ""
     say(
-        f"{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}{other}; percent; "
+        f"{made}{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}{other}; percent; "
         "worst case = per sample over all attacks named"
     )
     if "votes" in about:

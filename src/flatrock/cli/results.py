@@ -1,7 +1,8 @@
-"""`flatrock results`: runs -> one results file."""
+"""`flatrock results`: runs -> one results file, or a table of all their results."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -9,44 +10,104 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import friendly, say, show
-from flatrock.cli.shared import check_json
+from flatrock.cli.shared import check_csv, check_json
 from flatrock.core.bands import Bands
 from flatrock.core.errors import ConfigError
+from flatrock.core.files import write_csv
 from flatrock.core.rows import SCHEMA, Row, add_rows, repeated, write_rows
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.results import collect_run
+from flatrock.recipes.sheet import Sheet, sheet
 from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
+from flatrock.reports.names import NOWHERE, row_names
 from flatrock.reports.remarks import told_once
-from flatrock.reports.results import overview, row_names
+from flatrock.reports.results import overview
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of evaluated runs")]
-Out = Annotated[Path, typer.Option(help="the .json file to write, such as results/cifar10_short.json")]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="folders of evaluated runs; for --csv alone result-*.json files, too"),
+]
+Out = Annotated[Path | None, typer.Option(help="the .json file to write, such as results/cifar10_short.json")]
 Add = Annotated[
     bool,
     typer.Option("--add", help="keep the rows that are there; one of the same recipe, changes and seed is replaced"),
 ]
+Csv = Annotated[
+    Path | None,
+    typer.Option(
+        "--csv", help="a .csv file to write: one line per result of any kind (--limit, --eps, --attacks), too"
+    ),
+]
 
 
-def run(runs: Runs, out: Out, add: Add = False) -> None:
-    """Collect what runs and their evaluations say into one file, for `flatrock report`."""
+def run(runs: Runs, out: Out = None, add: Add = False, csv: Csv = None) -> None:
+    """Collect what runs and their evaluations say into one file, for `flatrock report`, or as a table (--csv)."""
     with friendly():
+        _check(runs, out, csv, add=add)
+        table = None if csv is None else sheet(runs)
+        if out is not None:
+            _collect(runs, out, add=add)
+        if csv is not None and table is not None:
+            _write_sheet(table, csv, bare=out is None)
+
+
+def _check(runs: Sequence[Path], out: Path | None, csv: Path | None, *, add: bool) -> None:
+    """What cannot be written is refused before anything is."""
+    if out is None and csv is None:
+        raise ConfigError("nowhere to write to; give --out FILE.json (for `flatrock report`), --csv FILE.csv, or both")
+    if csv is not None:
+        check_csv(csv)
+    if out is None and add:
+        raise ConfigError("--add is about the rows of --out, which is not given; a --csv file is written anew")
+    if out is not None:
         check_json(out, SCHEMA, "results file")
-        rows = [collect_run(path) for path in runs]
-        if twice := repeated(rows):
-            row = twice[0]
-            told = f", changed alike ({'; '.join(row.changes)})" if row.changes else ""
-            raise ConfigError(f"two runs have the same recipe and seed: {row.recipe}, {row.seed}{told}; name one")
-        if add:
-            rows = add_rows(out, rows)
-        else:
-            write_rows(out, rows)
-        show(overview(rows))
-        for row in rows:
-            if row.main is None and row.status != "failed":
-                say(("not evaluated ", "yellow"), f"{row.recipe}; run `flatrock eval` on it, then this again")
-        tell_changes(rows)
-        tell_expected(rows, expected_bands(rows))
-        say(f"wrote {out}")
+        if files := [str(path) for path in runs if path.is_file()]:
+            raise ConfigError(
+                f"{files[0]} is a file, and rows of --out are of runs; name its folder, or leave out --out"
+            )
+
+
+def _collect(runs: Sequence[Path], out: Path, *, add: bool) -> None:
+    """One row per run into the results file, and what they say."""
+    rows = [collect_run(path) for path in runs]
+    folders: dict[Hashable, str] = {row.key: str(path) for row, path in zip(rows, runs, strict=True)}
+    if twice := repeated(rows):
+        row = twice[0]
+        told = f", changed alike ({'; '.join(row.changes)})" if row.changes else ""
+        alike = " and ".join(str(path) for path, other in zip(runs, rows, strict=True) if other.key == row.key)
+        raise ConfigError(f"two runs have the same recipe and seed: {alike}, {row.recipe}, {row.seed}{told}; name one")
+    if add:
+        rows = add_rows(out, rows)
+    else:
+        write_rows(out, rows)
+    show(overview(rows, folders))
+    for row in rows:
+        if row.main is None and row.status != "failed":
+            _tell_bare(folders.get(row.key), row.recipe)
+    tell_changes(rows)
+    tell_expected(rows, expected_bands(rows), folders)
+    say(f"wrote {out}")
+
+
+def _tell_bare(folder: str | None, recipe: str = "") -> None:
+    """A run without a result; nobody knows where that of an older row lies."""
+    command = "`flatrock eval` on it" if folder is None else f"`flatrock eval {shlex.quote(folder)}`"
+    say(("not evaluated ", "yellow"), f"{folder or recipe}; run {command}, then this again")
+
+
+def _write_sheet(table: Sheet, csv: Path, *, bare: bool) -> None:
+    write_csv(csv, table.header, table.rows)
+    for folder, status in table.bare if bare else ():
+        if status != "failed":
+            _tell_bare(str(folder))
+    for file in table.stale:
+        say(
+            ("stale ", "yellow"),
+            f"{file}: of other weights than the run has now; evaluate again, or leave out its line",
+        )
+    results = len(table.rows) - len(table.bare)
+    without = f", and {len(table.bare)} without one (a run each)" if table.bare else ""
+    say(f"wrote {csv}: {results} lines with a result{without}")
 
 
 def tell_changes(rows: Sequence[Row]) -> None:
@@ -59,11 +120,14 @@ def tell_changes(rows: Sequence[Row]) -> None:
         say(("changed ", "yellow"), f"{who}: {text}")
 
 
-def tell_expected(rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> None:
+def tell_expected(
+    rows: Sequence[Row], bands: Mapping[Hashable, Bands], folders: Mapping[Hashable, str] = NOWHERE
+) -> None:
     """Whether rows are what their recipes expect; nothing if nothing is expected of any."""
+    names = row_names(rows, folders)
     if summary := expected_summary(rows, bands):
-        show(expected_table(row_names(rows), rows, bands))
+        show(expected_table(names, rows, bands))
         verdict, _, rest = summary.partition(":")
         say((verdict, "bold green" if verdict == PASS else "bold red"), f":{rest}")
-    for line in plain_lines(row_names(rows), rows):
+    for line in plain_lines(names, rows):
         say(line)

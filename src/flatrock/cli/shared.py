@@ -57,6 +57,16 @@ def seeds_of(text: str) -> list[int]:
     return [int(word) for word in found]
 
 
+def radii_of(text: str | None) -> list[str]:
+    """The radii of `--eps 4/255,8/255`, as they are written; none if there are not several."""
+    words = [] if text is None else [word.strip() for word in text.split(",")]
+    if len(words) < 2:
+        return []
+    if len({f"{numeric('eps', word):.4g}" for word in words}) < len(words):  # what files are named by
+        raise ConfigError(f"eps: radii must differ, in their first four digits, got {text!r}; leave one out")
+    return words
+
+
 def numeric(option: str, text: str) -> float:
     """The number an option is given as text; commands take several such options, so a fault says which one it is."""
     try:
@@ -90,6 +100,13 @@ def check_json(out: Path, schema: str, what: str) -> None:
     check_out(out)
     if faults := out_faults(out, lambda text: check_schema(text, schema), what=what):
         raise ConfigError(faults[0])
+
+
+def check_csv(csv: Path) -> None:
+    """As check_out, of a table as CSV."""
+    if csv.suffix != ".csv":
+        raise ConfigError(f"csv: {csv} must end in .csv")
+    check_out(csv, option="--csv")
 
 
 def check_page(out: Path, *pictures: Path, option: str = "--out") -> None:

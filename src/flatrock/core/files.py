@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,6 +77,15 @@ def _alike(content: object, schema: str) -> bool:
 def json_text(value: Any) -> str:
     """Canonical JSON: sorted keys, no NaN or infinity (they are not JSON)."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def write_csv(path: Path, header: Iterable[object], rows: Iterable[Iterable[object]]) -> None:
+    """A table as CSV, for spreadsheets and pandas."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_atomic(path, text.getvalue().encode())
 
 
 def sha256(content: bytes | str) -> str:

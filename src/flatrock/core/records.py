@@ -65,7 +65,8 @@ class Result:
     def __repr__(self) -> str:
         shares = {"clean": self.clean, **self.per_attack, "robust": self.robust}
         told = ", ".join([*(f"{k} {v:.4f}" for k, v in shares.items()), *(f.code for f in self.findings)])
-        return f"Result({self.n} samples, {' '.join(map(str, self.threat.values()))}: {told})"
+        ball = " ".join(str(self.threat[key]) for key in ("norm", "eps") if key in self.threat)  # a file sorts its keys
+        return f"Result({self.n} samples, {ball}: {told})"
 
     @property
     def collapsed(self) -> bool:

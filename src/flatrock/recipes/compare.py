@@ -1,10 +1,9 @@
-"""Evaluated runs, result files and rows of results files -> verdicts on the same samples, for side-by-side reading."""
+"""Result files and rows of results files -> verdicts on the same samples, for side-by-side reading."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from flatrock.core.errors import StateError
 from flatrock.core.records import Result
 from flatrock.core.registry import unknown
 from flatrock.core.rows import WORST, Row, read_rows
-from flatrock.engine.folder import RunFolder
 from flatrock.recipes.build import build_threat
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.results import verdicts
@@ -47,7 +45,7 @@ class Judged:
 
 
 def judged(source: str) -> list[Judged]:
-    """What there is to compare in a run folder (its best epoch), a result file, or a results file.
+    """What there is to compare in a result file, or a results file; of run folders `in_common` knows which is meant.
 
     Of a results file every row that follows its recipe, or, as `FILE:RECIPE`, those of one recipe.
     """
@@ -55,13 +53,11 @@ def judged(source: str) -> list[Judged]:
     if not path.exists() and ".json:" in source:
         before, wanted = source.rsplit(":", 1)
         path = Path(before)
-    if path.is_dir():
-        return [_of_run(path)]
     if path.suffix == ".safetensors":
         raise StateError(f"{source} holds weights; name its run folder, or the result-*.json of its evaluation")
     rows = read_rows(path)
     if rows is None:
-        return [_judged(Result.from_json(path.read_text(), source), source)]
+        return [judged_result(Result.from_json(path.read_text(), source), source)]
     chosen = [row for row in rows if wanted in ("", row.recipe)]
     if wanted and not chosen:
         raise StateError(f"{path}: {unknown('row', wanted, {row.recipe for row in rows})}")
@@ -75,16 +71,8 @@ def judged(source: str) -> list[Judged]:
     return [_of_row(row, path) for row in whole]
 
 
-def _of_run(folder: Path) -> Judged:
-    file = folder / f"result-{RunFolder(folder).known_by()}.json"
-    if not file.is_file():
-        others = sorted(p.name for p in folder.glob("result-*.json"))
-        there = f"; or name one of {', '.join(others)} in it" if others else ""
-        raise StateError(f"{folder} has no {file.name}; run `flatrock eval {shlex.quote(str(folder))}` first{there}")
-    return _judged(Result.from_json(file.read_text(), str(file)), str(folder))
-
-
-def _judged(result: Result, name: str) -> Judged:
+def judged_result(result: Result, name: str) -> Judged:
+    """What a result says, under this name."""
     return Judged(
         name=name,
         right={**verdicts(result), WORST: result.worst},
@@ -93,11 +81,19 @@ def _judged(result: Result, name: str) -> Judged:
         data=str(result.provenance.get("data", NAMELESS)),
         ids=torch.arange(result.n) if result.ids is None else result.ids,
         digest=result.provenance.get("samples_digest"),
-        options=result.attacks,
+        options={name: _options(result, name) for name in result.attacks},
         marks=result.marks,
         collapsed=result.collapsed,
         votes=int(result.provenance.get("votes", 1)),
     )
+
+
+def _options(result: Result, name: str) -> dict[str, Any]:
+    """Those of an attack; what was crafted on another surrogate is another attack."""
+    options = dict(result.attacks[name])
+    if options.get("kind") == "Transfer":
+        options["surrogate"] = dict(result.provenance.get("surrogate") or {}).get("weights")
+    return options
 
 
 def _of_row(row: Row, source: Path) -> Judged:
@@ -122,12 +118,12 @@ def _of_row(row: Row, source: Path) -> Judged:
 def check_alike(models: Sequence[Judged]) -> None:
     """StateError unless all were asked about the same samples under the same threat, and as often."""
     for one, other in combinations(models, 2):
-        why = _other_question(one, other)
+        why = other_question(one, other)
         if why:
             raise StateError(f"{one.name} and {other.name} cannot be compared: {why}; evaluate both alike")
 
 
-def _other_question(one: Judged, other: Judged) -> str:
+def other_question(one: Judged, other: Judged) -> str:
     """Why two models were not asked the same; nothing if they were."""
     if (one.norm, one.eps) != (other.norm, other.eps):
         return f"{one.norm} eps {one.eps:.6g} and {other.norm} eps {other.eps:.6g}"
@@ -141,6 +137,33 @@ def _other_question(one: Judged, other: Judged) -> str:
     if not torch.equal(one.ids, other.ids):
         return "other samples of one test set"
     return "" if proved or one.data != NAMELESS else "whether their samples are the same is not known"
+
+
+def under_one_name(models: Sequence[Judged]) -> tuple[list[Judged], list[str]]:
+    """The models with one name for attacks of the same options, that of the first model which has it; and what was
+    renamed, in words.
+
+    `pgd-5:step_size=2/255` and {name: pgd, steps: 5, step_size: 2/255} are one attack with two labels, which stay as
+    they are in results: random numbers follow from them.
+    """
+    known: dict[str, Any] = {}
+    called, told = [], []
+    for model in models:
+        own = {name: model.options[name] for name in model.right if name in model.options}
+        names: dict[str, str] = {}
+        for name, options in own.items():
+            same = (n for n, o in known.items() if o == options and n not in own and n not in names.values())
+            if name not in known and (found := next(same, None)) is not None:
+                names[name] = found
+                told.append(f"{name} of {model.name} is {found} here: its options are the same")
+        known = {n: o for n, o in own.items() if n not in names} | known
+        called.append(_renamed(model, names))
+    return called, told
+
+
+def _renamed(model: Judged, names: Mapping[str, str]) -> Judged:
+    right = {names.get(name, name): flags for name, flags in model.right.items()}
+    return replace(model, right=right, options={names.get(n, n): o for n, o in model.options.items()})
 
 
 def unlike(models: Sequence[Judged]) -> list[str]:

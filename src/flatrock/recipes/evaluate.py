@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flatrock.core.device import Devices
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import brief, write_atomic
 from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
@@ -27,6 +27,7 @@ from flatrock.evaluation.plans import Spec, make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
+from flatrock.recipes.check import validate
 from flatrock.recipes.part import check_classes, data_part
 from flatrock.recipes.restore import Source, as_evaluated, facts, open_checkpoint, restored, unfinished
 from flatrock.recipes.schema import Recipe
@@ -151,6 +152,32 @@ def _threats(recipe: Recipe, norm: str | None, eps: float | str | None) -> tuple
     except ConfigError as error:
         raise ConfigError(f"eps: {error}") from error
     return own, THREATS[norm or own.norm](radius)
+
+
+def check_radii(
+    source: Source | None, radii: Sequence[str], *, which: str, norm: str | None, attacks: Sequence[Spec] | None
+) -> None:
+    """Before the first of several evaluations: ConfigError with all radii about which nobody can be asked.
+
+    Without a source they are of a model that is no run.
+    """
+    recipe = None
+    if source is not None:
+        path, _, meta = open_checkpoint(source, which)
+        recipe = as_evaluated(path, validate(meta["recipe"], f"the recipe stored in {path}"))
+    faults = []
+    for eps in radii:
+        try:
+            if recipe is not None:
+                own, threat = _threats(recipe, norm, eps)
+                if attacks is None:
+                    _listed(recipe, own, threat)
+            elif norm in THREATS:  # else it is told with the other faults of the model
+                THREATS[norm](number(eps))
+        except FlatrockError as error:
+            faults.append(f"eps {eps}: {error}")
+    if faults:
+        raise ConfigError("some of these radii cannot be evaluated:", tuple(faults))
 
 
 def _listed(recipe: Recipe, own: Threat, threat: Threat) -> Sequence[Spec]:

@@ -156,15 +156,28 @@ def _result(path: Path, name: str, recipe_hash: str, run: Run) -> tuple[Result, 
     file = path / f"result-{name}.json"
     if not file.is_file():
         return None
-    record = {"best": run.best, "average-best": run.best_average}.get(name, run.last)
     text = file.read_text()
     result = Result.from_json(text, str(file))
     about = result.provenance
-    if about.get("recipe_hash") != recipe_hash or record is None or about.get("epoch") != record.epoch:
+    if about.get("recipe_hash") != recipe_hash or about.get("epoch", 0) != _epoch_of(name, run):
         raise StateError(f"{file} is of other weights than the run has now; evaluate again with `flatrock eval`")
     if not about.get("whole_plan"):
         raise StateError(f"{file} is not of the recipe's own attacks on the whole test set; evaluate again")
     return result, sha256(text)
+
+
+def _epoch_of(name: str, run: Run) -> int | None:
+    """The epoch a checkpoint of the run is of now; None: there is no such."""
+    record = {"best": run.best, "average-best": run.best_average}.get(name, run.records[-1] if run.records else None)
+    return None if record is None else record.epoch
+
+
+def of_other_weights(result: Result, name: str, folder: RunFolder) -> bool:
+    """Whether a result of this checkpoint is of other weights than the run has now."""
+    about = result.provenance
+    if about.get("recipe_hash") != folder.owner():
+        return True
+    return name in CHECKPOINTS and about.get("epoch") != _epoch_of(name, folder.run())  # a kept epoch is what it was
 
 
 def is_evaluated(run: Run, name: str, recipe: Recipe) -> bool:

@@ -9,6 +9,7 @@ from flatrock.core.bands import Bands
 from flatrock.core.rows import Row
 from flatrock.reports.claims import accuracy, by_recipe, claim_lines, drop, gain, points, score_at, target_lines
 from flatrock.reports.expected import expected_parts
+from flatrock.reports.names import NOWHERE, row_names
 from flatrock.reports.papers import Measure, Papers, Protocol
 from flatrock.reports.remarks import remarks
 from flatrock.reports.table import Table, markdown, named, percent
@@ -147,28 +148,17 @@ def _compared(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-def overview(rows: Sequence[Row]) -> Table:
-    """One line per run: its accuracies and seconds per epoch."""
+def overview(rows: Sequence[Row], folders: Mapping[Hashable, str] = NOWHERE) -> Table:
+    """One line per run: its accuracies and seconds per epoch; `folders` by the keys of rows, where they are known."""
     names = sorted({a for row in rows for score in row.scores.values() for a in score.right} - {"clean"})
     names = ["clean", *names]
     lines = []
-    for name, row in zip(row_names(rows), rows, strict=True):
+    for name, row in zip(row_names(rows, folders), rows, strict=True):
         main = row.scores[row.main] if row.main else None
         found, star = (main.accuracy, "*" if main.marks else "") if main else ({}, "")
         cells = (percent(found.get(a)) + (star if a in found else "") for a in names)
         lines.append((name, *cells, _seconds(row.training["seconds_per_epoch"])))
     return Table(("recipe", *names, "s/epoch"), tuple(lines))
-
-
-def row_names(rows: Sequence[Row]) -> list[str]:
-    """Recipes, with the seed if there are several, and what is not as it should be."""
-    several = len({row.seed for row in rows}) > 1
-    names = []
-    for row in rows:
-        name = row.recipe + (f", seed {row.seed}" if several else "") + (", changed" if row.changes else "")
-        name = named(name, collapsed=row.collapsed)
-        names.append(name if row.status == "finished" else f"{name} {row.status.upper()}")
-    return names
 
 
 def measured(rows: Sequence[Row], protocol: Protocol) -> Table:

@@ -7,7 +7,7 @@ from math import sqrt
 from pathlib import Path
 
 from flatrock.core.rows import Row
-from flatrock.reports.results import row_names
+from flatrock.reports.names import row_names
 from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish
 
 KINDS = (("clean", COLOURS[0], MARKS[0]), ("right under every attack named", COLOURS[1], MARKS[1]))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from io import StringIO
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flatrock.core.errors import StateError
-from flatrock.core.files import write_atomic
+from flatrock.core.files import write_csv
 from flatrock.core.records import Result
 from flatrock.reports.waterfall import order
 
@@ -34,11 +32,8 @@ def write_samples(result: Result, path: Path) -> Path:
         *((plan, result.flags[labels[-1]]) for plan, labels in result.plans.items()),
         ("worst_case", result.worst),
     ]
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(name for name, _ in columns)
-    writer.writerows(zip(*(_cells(values, result.n) for _, values in columns), strict=True))
-    write_atomic(path, text.getvalue().encode())
+    rows = zip(*(_cells(values, result.n) for _, values in columns), strict=True)
+    write_csv(path, (name for name, _ in columns), rows)
     return path
 
 

@@ -1,0 +1,146 @@
+"""Runs and result files -> a flat table, one line per result, for a spreadsheet or pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatrock.core.errors import StateError
+from flatrock.core.files import json_text
+from flatrock.core.records import Result
+from flatrock.core.rows import read_rows
+from flatrock.engine.folder import RunFolder
+from flatrock.recipes.restore import stored_recipe
+from flatrock.recipes.results import changes, judged, of_other_weights, other_sources
+from flatrock.recipes.schema import Recipe
+
+Line = dict[str, Any]
+# Columns before what tells runs of one recipe apart, those before the accuracies, and those behind them.
+WHO = ("run", "recipe", "changes")
+WHAT = ("seed", "status", "model", "which", "epoch", "data", "n", "norm", "eps", "votes", "attack_seed", "attacks")
+BEHIND = ("worst_case", "worst_case_rounded", "findings", "marks", "stale", "file")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A header and a line for each result; `stale` are the files of other weights than their runs have now, `bare` the
+    runs without a result and their status, each of which has a line without numbers."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    stale: tuple[Path, ...]
+    bare: tuple[tuple[Path, str], ...]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A result file, or a run that has none: what is said of it, the recipe of its run, accuracies by attack."""
+
+    line: Line
+    recipe: Recipe | None = None
+    shares: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def sheet(sources: Sequence[Path]) -> Sheet:
+    """The results in run folders, whatever they were asked, and those in result files; StateError if one is damaged.
+
+    Accuracies are fractions. Keys of recipes in which runs of one recipe differ have a column each.
+    """
+    places = [place for source in sources for place in _places(source)]
+    found = [_line(*place) for place in dict.fromkeys(places)]
+    keys = _told_apart([one.recipe for one in found if one.recipe is not None])
+    attacks = dict.fromkeys(name for one in found for name in one.shares)
+    fixed = {*WHO, *keys, *WHAT, *BEHIND}
+    columns = {name: f"attack {name}" if name in fixed else name for name in attacks}
+    header = (*WHO, *keys, *WHAT, *columns.values(), *BEHIND)
+    rows = []
+    for one in found:
+        own = {} if one.recipe is None else judged(one.recipe)
+        cells = {**{key: _cell(own.get(key)) for key in keys}, **one.line}
+        cells |= {columns[name]: share for name, share in one.shares.items()}
+        rows.append(tuple("" if cells.get(name) is None else cells[name] for name in header))
+    lines = [one.line for one in found]
+    stale = tuple(Path(line["file"]) for line in lines if line.get("stale"))
+    bare = tuple((Path(line["run"]), str(line["status"])) for line in lines if "file" not in line)
+    return Sheet(header, tuple(rows), stale, bare)
+
+
+def _places(source: Path) -> list[tuple[Path | None, Path | None]]:
+    """Run folders and result files in them, or None where there is no such."""
+    if not source.is_dir():
+        if source.suffix == ".json" and read_rows(source) is not None:
+            raise StateError(f"{source} holds rows of many runs; name run folders, or result-*.json files")
+        run = source.parent
+        return [(run if (run / "run.json").is_file() else None, source)]
+    RunFolder(source).read_info()  # or it is none
+    return [(source, file) for file in sorted(source.glob("result-*.json"))] or [(source, None)]
+
+
+def _line(path: Path | None, file: Path | None) -> _Found:
+    line: Line = {}
+    result = None if file is None else _read(file)
+    recipe = None
+    if path is not None:
+        folder = RunFolder(path)
+        info, recipe = folder.read_info(), stored_recipe(folder)
+        told = [*changes(recipe), *other_sources(recipe, info.get("provenance", {}))]
+        line |= {"run": str(path), "recipe": str(info.get("name", recipe.name)), "changes": "; ".join(told)}
+        line |= {"seed": recipe.seed, "status": info["status"]}
+        if result is not None:
+            which = Path(str(result.provenance.get("checkpoint"))).stem
+            line["stale"] = int(of_other_weights(result, which, folder))
+    if result is None:
+        return _Found(line, recipe)
+    about = result.provenance
+    known = {"recipe": about.get("recipe"), "seed": about.get("train_seed")} | line
+    return _Found({**known, **_asked(result), "file": str(file)}, recipe, _shares(result))
+
+
+def _read(file: Path) -> Result:
+    try:
+        return Result.from_json(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateError(f"{file} cannot be read ({error}); name run folders, or result-*.json files") from error
+
+
+def _asked(result: Result) -> Line:
+    """What was asked of whom, and what a reader of the answer must know."""
+    about = result.provenance
+    return {
+        "model": about.get("model"),
+        "which": Path(str(about["checkpoint"])).stem if "checkpoint" in about else None,
+        "epoch": about.get("epoch"),
+        "data": about.get("data"),
+        "n": result.n,
+        "norm": result.threat.get("norm"),
+        "eps": result.threat.get("eps"),
+        "votes": about.get("votes", 1),
+        "attack_seed": about.get("seed"),
+        "attacks": ", ".join(result.per_attack),
+        "worst_case": result.robust,
+        "worst_case_rounded": result.robust_rounded,
+        "findings": " ".join(finding.code for finding in result.findings),
+        "marks": " ".join(result.marks),
+    }
+
+
+def _shares(result: Result) -> dict[str, float | None]:
+    """Accuracies by attack and plan, and mean distances where they were measured."""
+    far = {f"mean_distance {name}": mean for name, mean in result.mean_distance.items()}
+    return {"clean": result.clean, **result.per_attack, **far}
+
+
+def _told_apart(recipes: Sequence[Recipe]) -> list[str]:
+    """The keys that decide weights in which recipes of one name differ; the seed has a column anyway."""
+    found: set[str] = set()
+    for name in {recipe.name for recipe in recipes}:
+        all_of = [judged(recipe) for recipe in recipes if recipe.name == name]
+        keys = {key for own in all_of for key in own}
+        found |= {key for key in keys if any(own.get(key) != all_of[0].get(key) for own in all_of)}
+    return sorted(found - {"seed", "evaluate.attacks"})
+
+
+def _cell(value: Any) -> Any:
+    return json_text(value) if isinstance(value, list | dict) else value

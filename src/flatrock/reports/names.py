@@ -1,0 +1,61 @@
+"""What rows of results are called, so that no two are called the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
+
+from flatrock.core.files import brief
+from flatrock.core.rows import Row
+from flatrock.reports.style import radius
+from flatrock.reports.table import named
+
+# Characters of a value that tells rows apart: a number of more is written as a fraction, a text of many more is cut.
+SHORT, LONG = 8, 40
+NOWHERE: Mapping[Hashable, str] = MappingProxyType({})
+
+
+def row_names(rows: Sequence[Row], folders: Mapping[Hashable, str] = NOWHERE) -> list[str]:
+    """Recipes, with the seed if there are several, what is not as it should be, and what tells changed rows apart.
+
+    Recipes of one's own have no changes: those of one name are told apart by their folders, by the keys of their rows,
+    or by their hashes.
+    """
+    several = len({row.seed for row in rows}) > 1
+    names = [
+        row.recipe
+        + (f", seed {row.seed}" if several else "")
+        + (f", changed{_apart(row, rows)}" if row.changes else "")
+        for row in rows
+    ]
+    called = []
+    for name, row in zip(names, rows, strict=True):
+        place = f" ({folders.get(row.key) or row.recipe_hash[:8]})" if names.count(name) > 1 else ""
+        known = named(name + place, collapsed=row.collapsed)
+        called.append(known if row.status == "finished" else f"{known} {row.status.upper()}")
+    return called
+
+
+def _apart(row: Row, rows: Sequence[Row]) -> str:
+    """`: threat.eps=4/255` where other changed rows of the recipe have another one; nothing where they are changed
+    alike, or there are none."""
+    alike = [_changes(other) for other in rows if other.recipe == row.recipe and other.changes]
+    known = {key: theirs for changes in alike for key, (_, theirs) in changes.items()}
+    own = {key: ours for key, (ours, _) in _changes(row).items()}
+    keys = [key for key in sorted(known) if any(changes.get(key) != alike[0].get(key) for changes in alike)]
+    told = ", ".join(f"{key}={_value(own.get(key, known[key]))}" for key in keys)
+    return f": {told}" if told else ""
+
+
+def _changes(row: Row) -> dict[str, tuple[str, str]]:
+    """What a row has and what the library's recipe has, by key: rows say `key: this instead of that`."""
+    parts = (change.partition(": ") for change in row.changes)
+    both = {key: text.rpartition(" instead of ") for key, _, text in parts}
+    return {key: (ours, theirs) for key, (ours, _, theirs) in both.items()}
+
+
+def _value(text: str) -> str:
+    try:
+        return text if len(text) <= SHORT else radius(float(text))
+    except ValueError:
+        return brief(text, LONG)
