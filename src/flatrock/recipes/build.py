@@ -66,7 +66,7 @@ def build_job(
     loader = _loader(recipe, train, extra, seed, where, least=2 * team.size)
     engine = build_engine(recipe, where, steps=_steps(recipe, len(loader)))
     model = build_model(recipe)
-    start = begin(recipe, model, folder=RunFolder(target), resume=resume, progress=listener)
+    start = begin(recipe, model, data, split, folder=RunFolder(target), resume=resume, progress=listener)
     check_fit(model, data)
     _place(model, where, engine, rows=team.rows(min(recipe.train.batch_size, len(train))))
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
