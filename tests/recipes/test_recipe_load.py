@@ -305,15 +305,16 @@ def test_a_recipe_is_named_not_passed() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["threat.eps=4/255", "objective.name=at"], "threat.eps=4/255, objective.name=at"),
-        ({"threat.eps": "4/255", "train": {"epochs": 3}}, "threat.eps=4/255, train={'epochs': 3}"),
-        ({"threat__eps": 0.25}, "threat.eps=0.25"),
+        (["threat.eps=4/255", "train.epochs=3"], "threat.eps 4/255, train.epochs 3"),
+        ({"train": {"epochs": 3}, "threat__eps": 4 / 255}, "threat.eps 4/255, train.epochs 3"),
         (
             ["train.epochs=3", "seed=4", "name=mine", "evaluate.attacks=[fgsm]", "train.tensorboard=false"],
-            "train.epochs=3",
+            "train.epochs 3",
         ),
-        (["train.epochs=3", "train.epochs=4"], "train.epochs=4"),
-        (iter(["train.epochs=3"]), "train.epochs=3"),
+        (["train.epochs=3", "train.epochs=4"], "train.epochs 4"),
+        (["threat.eps=0.25", "model.weights=somewhere"], "model.weights given, threat.eps 0.25"),
+        (["objective.name=at"], "objective.name at, no objective.beta"),
+        (["flatness=awp", "data.limit=512"], "data.limit 512, flatness [{name: awp}]"),
     ],
 )
 def test_a_summary_names_what_was_changed(overrides: Any, told: str) -> None:

@@ -14,7 +14,7 @@ from flatrock.core.bands import bands_text
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
 from flatrock.core.registry import unknown
-from flatrock.recipes.changed import as_written, tell_changes, trained_keys
+from flatrock.recipes.changed import tell_changes
 from flatrock.recipes.check import validate
 from flatrock.recipes.read import read_yaml
 from flatrock.recipes.rules import Draft
@@ -78,18 +78,14 @@ def load_recipe(
     raw = _merged(path, name, ())
     raw.setdefault("name", name)
     given = deepcopy(raw)
-    overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
     pairs, faults = _pairs(overrides)
-    changed: list[str] = []
     for key, value in pairs:
-        before = trained_keys(raw)
         try:
             _put(raw, key.replace("__", "."), _spelled_out(key, value))
         except ConfigError as error:
             faults.append(str(error))
-        changed += [key] if trained_keys(raw) != before else []
     _drop_bands(raw, given)
-    tell_changes(raw, given, changed, as_written(overrides))
+    tell_changes(raw, given)
     return validate(raw, f"recipe {source}", known=faults, also=also)
 
 
