@@ -88,9 +88,11 @@ def test_collected_rows(here: Path) -> None:
 def test_a_copy_tells_what_is_expected_and_is_not_held_to_it(here: Path) -> None:
     assert flatrock("cp", "digits_at", "my.yaml").exit_code == 0
     text, about = Path("my.yaml").read_text(), load_recipe("digits_at").about
-    assert f"# expect: {about.expected}\n" in text
+    assert text.startswith("# copied from digits_at; say here what it is\n")
+    assert about.summary not in text, "which says nothing of what it becomes"
+    assert f"# expect: {about.expected} (of digits_at)\n" in text
     copy = load_recipe("my.yaml").about
-    assert (copy.bands, copy.expect) == ({}, about.expected)
+    assert (copy.bands, copy.expect) == ({}, f"{about.expected} (of digits_at)")
     assert f"# expect: {about.expected}\n" in flatrock("check", "digits_at").output
 
 

@@ -285,3 +285,18 @@ def test_a_numpy_seed_is_recorded_as_a_number() -> None:
     x, y = data(9)
     result = evaluate(net(), x, y, THREAT, attacks=["pgd-2"], seed=np.int64(3))  # type: ignore[arg-type]
     assert Result.from_json(result.to_json()).provenance["seed"] == 3
+
+
+@pytest.mark.parametrize("spec", ["pgd-0", "cw-0", "mt-0", "pgd-0:restarts=2"])
+def test_e17_an_attack_that_makes_no_step(spec: str) -> None:
+    x, y = data(9)
+    result = evaluate(net(), x, y, THREAT, attacks=["fgsm", spec])
+    assert codes(result) == ["E17"]
+    assert "no gradient step is made by " + spec.split(":")[0] in result.findings[0].message
+    assert codes(evaluate(net(), x, y, THREAT, attacks=["fgsm", spec.replace("-0", "-1")])) == []
+
+
+def test_e17_behind_a_transfer() -> None:
+    x, y = data(9)
+    result = evaluate(net(), x, y, THREAT, attacks=["fgsm", "transfer-pgd-0"], surrogate=nn.Linear(12, 4).double())
+    assert [f.message.split(":")[0] for f in result.findings] == ["no gradient step is made by transfer-pgd-0"]

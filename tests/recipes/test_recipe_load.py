@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -361,3 +362,47 @@ def test_a_fraction_hashes_the_same_in_a_file_and_on_the_command_line(tmp_path: 
 def test_a_recipe_is_named_not_passed() -> None:
     with pytest.raises(ConfigError, match="named by text or a path, got dict"):
         load_recipe({"data": {"name": "digits"}})  # type: ignore[arg-type]
+
+
+# What overrides change is said beside the summary
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["threat.eps=4/255", "train.epochs=3"], "threat.eps 4/255, train.epochs 3"),
+        ({"train": {"epochs": 3}, "threat__eps": 4 / 255}, "threat.eps 4/255, train.epochs 3"),
+        (
+            ["train.epochs=3", "seed=4", "name=mine", "evaluate.attacks=[fgsm]", "train.tensorboard=false"],
+            "train.epochs 3",
+        ),
+        (["train.epochs=3", "train.epochs=4"], "train.epochs 4"),
+        (["threat.eps=0.25", "model.weights=somewhere"], "model.weights given, threat.eps 0.25"),
+        (["objective.name=at"], "objective.name at, no objective.beta"),
+        (["flatness=awp", "data.limit=512"], "data.limit 512, flatness [{name: awp}]"),
+    ],
+)
+def test_a_summary_names_what_was_changed(overrides: Any, told: str) -> None:
+    given, changed = load_recipe("digits_trades"), load_recipe("digits_trades", overrides)
+    assert changed.about.summary == f"{given.about.summary} (changed: {told})"
+    assert f"# {changed.about.summary}\n" in recipe_text(changed)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["seed=3"],
+        ["train.epochs=3", "train.epochs=20"],  # as it was
+        ["threat.eps=1/5"],  # as it is
+        ["name=mine", "evaluate.attacks=[fgsm]", "engine.compile=false"],
+    ],
+)
+def test_a_summary_of_the_same_training_stays(overrides: list[str]) -> None:
+    given = load_recipe("digits_trades")
+    assert load_recipe("digits_trades", overrides).about.summary == given.about.summary
+    assert recipe_hash(load_recipe("digits_trades", overrides)) == recipe_hash(given) or "seed=3" in overrides
+
+
+def test_a_summary_of_ones_own_is_taken() -> None:
+    assert load_recipe("digits_trades", ["about.summary=mine", "train.epochs=3"]).about.summary == "mine"

@@ -17,6 +17,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
+from flatrock.core.types import Attack
 
 
 def _is_number(value: Any) -> bool:
@@ -207,3 +208,8 @@ class MultiTargeted:
     def passes(self, classes: int) -> int:
         """Forward passes of the network per batch."""
         return 1 + (classes - 1) * (self.steps + 1)
+
+
+def idle(attack: Attack) -> bool:
+    """Whether an attack, or the one behind a transfer, was told to make no step: it returns where it starts."""
+    return getattr(getattr(attack, "by", attack), "steps", 1) == 0

@@ -21,9 +21,10 @@ from flatrock.recipes.build import build_job, extra_fault
 from flatrock.recipes.cost import Cost, estimate
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.notes import notes
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.start import start_fault, start_faults
+from flatrock.recipes.start import leak_fault, start_fault, start_faults
 from flatrock.recipes.text import recipe_text
 from flatrock.recipes.together import device_faults
 
@@ -57,7 +58,10 @@ def run(
         _line("recipe", f"{chosen.name}, valid, hash {recipe_hash(chosen)}")
         _line("data", _place(chosen, data_dir))
         _tell_cost(cost, chosen.train.batch_size, where)
-        sources = [fault for fault in (extra_fault(chosen), helper_fault(chosen), start_fault(chosen)) if fault]
+        for text in notes(chosen, per_epoch=cost.steps_per_epoch):
+            _line("note", text)
+        known = (extra_fault(chosen), helper_fault(chosen), start_fault(chosen), leak_fault(chosen, data_dir))
+        sources = [fault for fault in known if fault]
         if faults := (*device_faults(chosen, where), *sources):
             raise ConfigError(f"recipe {chosen.name} is sound, but cannot be trained yet:", faults)
 

@@ -25,8 +25,10 @@ def run(
         target = _target(file / Path(recipe).name if file.is_dir() else file)
         if target.exists():
             raise StateError(f"{target} exists and is left alone; choose another name")
-        # What is copied is there to be edited: how it scored is told, but what it becomes is not held to it.
-        about = found.about.model_copy(update={"bands": {}, "expect": found.about.expected})
+        # What is copied is there to be edited: what was said of it, and how it scored, is not of what it becomes.
+        said = {"summary": f"copied from {recipe}; say here what it is"}
+        said |= {"expect": f"{found.about.expected} (of {recipe})"} if found.about.expected else {}
+        about = found.about.model_copy(update={"bands": {}, **said})
         text = recipe_text(found.model_copy(update={"name": target.stem, "about": about}), called=target.name)
         write_atomic(target, text.encode())
         say(f"wrote {target}; edit it, then: flatrock check {shlex.quote(str(target))}")

@@ -12,11 +12,12 @@ from flatrock.cli.shared import check_json, check_out, check_page
 from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.progress import Progress
 from flatrock.core.rows import SCHEMA, Row, read_rows
+from flatrock.recipes.changed import leaves
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.reproduce import Listener, Outcome, reproduce_rows
 from flatrock.recipes.reproduce_plan import Overrides, Planned, plan_rows
-from flatrock.recipes.results import changes, leaves, protocol
+from flatrock.recipes.results import changes, protocol
 from flatrock.reports.claims import outlook
 from flatrock.reports.papers import Papers, known_papers
 from flatrock.reports.results_files import read_notes, write_results

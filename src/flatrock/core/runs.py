@@ -55,6 +55,7 @@ class Run:
     records: tuple[EpochRecord, ...]
     status: str
     reason: str = ""
+    findings: tuple[str, ...] = ()  # what to know of it, each with its code: docs/diagnostics.md
 
     @property
     def last(self) -> EpochRecord:

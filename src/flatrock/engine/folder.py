@@ -185,7 +185,8 @@ class RunFolder:
         records = self.records()
         if info["status"] in ("finished", "truncated") and len(records) != info.get("epochs_done"):
             raise StateError(f"{self.metrics} has lost epochs; `train --resume` rebuilds it from the checkpoint")
-        return Run(self.path, tuple(records), str(info["status"]), str(info.get("reason", "")))
+        findings = tuple(str(text) for text in info.get("findings", ()))
+        return Run(self.path, tuple(records), str(info["status"]), str(info.get("reason", "")), findings)
 
     def write_recipe(self, text: str) -> None:
         """Store the resolved recipe."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from flatrock.engine.folder import RunFolder
 from flatrock.engine.follow import check_together, hand_out, spent, take_step
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
+from flatrock.engine.verdict import coded, doubts
 from flatrock.engine.watch import Watch
 from flatrock.engine.writer import Writer
 
@@ -57,6 +59,7 @@ def tell_anew(folder: RunFolder, listener: Progress) -> None:
 
 def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> Run:
     state = _resumed(job, folder, progress) if resume else _fresh(job, folder)
+    _tell(folder, progress, job.notes)
     hand_out(job, state)
     folder.write_recipe(_recipe_text(job))
     folder.rewrite(state.history)
@@ -81,6 +84,8 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> 
         progress.end()
         events.close()
     status = "finished" if total == job.epochs * steps else "truncated"
+    found = doubts(state.history, metric=job.select_metric, samples=job.selected_from, classes=job.num_classes)
+    _tell(folder, progress, coded(found, "diagnostics"))
     folder.write_info(status=status, reason="", epochs_done=len(state.history))
     return folder.run()
 
@@ -161,16 +166,16 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
             folder.writer.wait()
             save_state(job, folder, state)
             saved = time.monotonic()
-    _tell(job, folder, progress)
+    _tell(folder, progress, coded(job.findings, "speed"))
     state.watch.check()  # waits for a GPU, so the seconds below include every step
     check_together(job)
     state.seconds = earlier + time.monotonic() - begun
 
 
-def _tell(job: Job, folder: RunFolder, progress: Progress) -> None:
-    """Say once what the engine could not do; run.json keeps it."""
+def _tell(folder: RunFolder, progress: Progress, findings: Sequence[str]) -> None:
+    """Say once what is to be known of a run; run.json keeps it."""
     known = list(folder.read_info().get("findings", ()))
-    new = [text for code, why in job.findings.items() if (text := f"{code} {why} (docs/speed.md)") not in known]
+    new = [text for text in findings if text not in known]
     for text in new:
         progress.say(text)
     if new:

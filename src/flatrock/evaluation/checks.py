@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import looks_like_probabilities
+from flatrock.core.chance import guessed
 from flatrock.core.records import Finding
 from flatrock.core.threat import Threat
 
@@ -31,8 +32,6 @@ LOSS_DROP, LEAST_RISE = 0.1, 1e-3
 SURVIVES_ANYTHING = 0.05
 # Fewer samples may have one answer by chance.
 TELLING = 10
-# Fewer samples do not tell a weak model from guesses, whose accuracy stays within so many of its standard errors.
-ENOUGH, ERRORS = 100, 2.0
 
 
 def check_mode(model: nn.Module) -> list[Finding]:
@@ -121,8 +120,8 @@ def check_chance(logits: Tensor, y: Tensor) -> list[Finding]:
     n, p = len(y), 1 / logits.shape[1]
     said = logits.argmax(1)
     right = float((said == y).double().mean())
-    most = p + ERRORS * math.sqrt(p * (1 - p) / n)
-    if n < ENOUGH or right > most or collapsed(said, y):
+    most = guessed(logits.shape[1], n)
+    if most >= 1 or right > most or collapsed(said, y):
         return []
     return [
         Finding(
@@ -291,5 +290,18 @@ def check_dynamic(called: Sequence[str]) -> list[Finding]:
             "E14",
             f"the model computes gradients while it answers ({', '.join(called)}); attacks see a part of that",
             "attack it through all of its own steps, with an attack written for it; the number is an upper bound",
+        )
+    ]
+
+
+def check_idle(labels: Sequence[str]) -> list[Finding]:
+    """E17: attacks that were told to make no step."""
+    if not labels:
+        return []
+    return [
+        Finding(
+            "E17",
+            f"no gradient step is made by {', '.join(labels)}: inputs are where the attack would have started",
+            "this is noise, not an attack, and most models stand it; give it steps, such as pgd-20",
         )
     ]

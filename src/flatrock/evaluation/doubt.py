@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatrock.attacks.craft import craft
-from flatrock.attacks.gradient import GradientAttack
+from flatrock.attacks.gradient import GradientAttack, idle
 from flatrock.attacks.losses import cross_entropy
 from flatrock.attacks.pgd import classified_right, slope
 from flatrock.attacks.rays import RayS
@@ -34,6 +34,7 @@ from flatrock.evaluation.checks import (
     check_few_classes,
     check_finite,
     check_gradients,
+    check_idle,
     check_precision,
     check_probabilities,
     check_random,
@@ -59,7 +60,7 @@ GRADIENTS: dict[CodeType, str] = {
 
 def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_note: str) -> list[Finding]:
     """Probabilities instead of logits, a randomised model or one that takes gradients itself, gradients that are zero
-    or not finite, one answer to everything or answers as good as guesses, no half precision.
+    or not finite, one answer to everything or answers as good as guesses, attacks without steps, no half precision.
 
     ModelError, now and not after the attacks before it, if an attack climbs a model that has no gradient at all. The
     exam learns whether the model is random.
@@ -82,6 +83,7 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
         *check_collapse(logits, exam.y.cpu()),
         *check_chance(logits, exam.y.cpu()),
         *check_gradients(sizes),
+        *check_idle([step.label for step in steps if idle(step.attack)]),
         *check_precision(precision_note),
     ]
 

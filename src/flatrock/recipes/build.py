@@ -30,14 +30,14 @@ from flatrock.engine.folder import RunFolder
 from flatrock.engine.helper import Helper
 from flatrock.engine.job import Job, Keep
 from flatrock.engine.runner import Engine, Runner
-from flatrock.engine.schedule import SCHEDULES, Schedule
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.helper import open_helper
+from flatrock.recipes.notes import notes
 from flatrock.recipes.optimizer import build_optimizer
-from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, recipe_hash
+from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, build_schedule, recipe_hash
 from flatrock.recipes.probe import build_probe, selection_data
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.start import Start, begin
@@ -66,7 +66,7 @@ def build_job(
     loader = _loader(recipe, train, extra, seed, where, least=2 * team.size)
     engine = build_engine(recipe, where, steps=_steps(recipe, len(loader)))
     model = build_model(recipe)
-    start = begin(recipe, model, folder=RunFolder(target), resume=resume, progress=listener)
+    start = begin(recipe, model, data, split, folder=RunFolder(target), resume=resume, progress=listener)
     check_fit(model, data)
     _place(model, where, engine, rows=team.rows(min(recipe.train.batch_size, len(train))))
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
@@ -90,8 +90,10 @@ def build_job(
         attack=build_attack(recipe),
         loader=loader,
         optimizer=build_optimizer(recipe.optimizer, model, seed),
-        schedule=_schedule(recipe),
+        schedule=build_schedule(recipe),
         probe=build_probe(recipe, threat, selection, train, where, fast=engine.compile),
+        selected_from=0 if selection is None else len(selection),
+        notes=tuple(notes(recipe, per_epoch=len(loader))),
         helper=helper,
         start=None if start is None else start.digest,
         team=team,
@@ -188,11 +190,6 @@ def build_attack(recipe: Recipe) -> Attack | None:
         objective = OBJECTIVES.make("gat", **recipe.objective.options)
         options = {key: getattr(objective, key) for key in ("weight", "rise", "rise_after")} | options
     return ATTACKS.make(recipe.attack.name, **options)
-
-
-def _schedule(recipe: Recipe) -> Schedule:
-    options = {"lr": recipe.optimizer.lr, "epochs": recipe.train.epochs, **recipe.schedule.options}
-    return SCHEDULES.make(recipe.schedule.name, **options)
 
 
 def build_threat(recipe: Recipe) -> Threat:

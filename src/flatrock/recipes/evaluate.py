@@ -29,7 +29,15 @@ from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.check import validate
 from flatrock.recipes.part import check_classes, data_part
-from flatrock.recipes.restore import Source, as_evaluated, facts, open_checkpoint, restored, unfinished
+from flatrock.recipes.restore import (
+    Source,
+    as_evaluated,
+    facts,
+    open_checkpoint,
+    restored,
+    tell_doubted,
+    unfinished,
+)
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
 
@@ -63,9 +71,7 @@ def evaluate_run(
     `norm` and `eps`: another threat than the recipe's. `journal` keeps every finished batch until `store_result`, and
     `resume` goes on from it; `others` are seeds to come. A `surrogate` run crafts inputs too. `on_data` sees the data.
     """
-    path, tensors, meta = open_checkpoint(source, which)
-    model, recipe = restored(path, tensors, meta)
-    recipe = as_evaluated(path, recipe)
+    path, meta, model, recipe = _opened(source, which, progress)
     own, threat = _threats(recipe, norm, eps)
     listed = _listed(recipe, own, threat) if attacks is None else attacks
     test, whole = _test_set(recipe, model, meta, data_folder, limit, first=first)
@@ -94,6 +100,14 @@ def evaluate_run(
         batch_size=batch_size or recipe.evaluate.batch_size,
         **how,
     )
+
+
+def _opened(source: Source, which: str, progress: Progress | None) -> tuple[Path, dict[str, Any], Classifier, Recipe]:
+    """The checkpoint meant, what is written on it, its model, and its recipe with the attacks it is evaluated with."""
+    path, tensors, meta = open_checkpoint(source, which)
+    tell_doubted(source, which, path, progress)
+    model, recipe = restored(path, tensors, meta)
+    return path, meta, model, as_evaluated(path, recipe)
 
 
 def part_of_data(test: Dataset, whole: Dataset, *, first: bool) -> dict[str, Any]:

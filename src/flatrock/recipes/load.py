@@ -14,6 +14,7 @@ from flatrock.core.bands import bands_text
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
 from flatrock.core.registry import unknown
+from flatrock.recipes.changed import tell_changes
 from flatrock.recipes.check import validate
 from flatrock.recipes.read import read_yaml
 from flatrock.recipes.rules import Draft
@@ -68,7 +69,7 @@ def load_recipe(
     """The recipe called `source` (a name of the library or a file), with overrides such as 'train.epochs=3'.
 
     Every fault of it and of the overrides is told at once, and where there are any those that `also` finds, too. What
-    was expected of a recipe in bands is not expected of one whose numbers overrides change.
+    was expected of a recipe in bands is not expected of one whose numbers overrides change, and its summary names them.
     """
     if not isinstance(source, str | Path):
         raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
@@ -85,6 +86,7 @@ def load_recipe(
         except ConfigError as error:
             faults.append(str(error))
     _drop_bands(raw, given)
+    tell_changes(raw, given)
     return validate(raw, f"recipe {source}", known=faults, also=also)
 
 

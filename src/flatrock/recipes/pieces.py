@@ -1,4 +1,4 @@
-"""What a recipe decides by itself: its hash, its network, and where its run lies."""
+"""What a recipe decides by itself: its hash, its network, its rates, and where its run lies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from flatrock.core.files import json_text, sha256
 from flatrock.core.guests import is_own
 from flatrock.data.catalog import data_options, info
 from flatrock.data.pictures import Form
+from flatrock.engine.schedule import SCHEDULES, Schedule
 from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.schema import Data, Network, Recipe
@@ -50,3 +51,9 @@ def build_model(recipe: Recipe) -> Classifier:
         seed=recipe.seed,
         **recipe.model.options,
     )
+
+
+def build_schedule(recipe: Recipe) -> Schedule:
+    """The learning rate over time."""
+    options = {"lr": recipe.optimizer.lr, "epochs": recipe.train.epochs, **recipe.schedule.options}
+    return SCHEDULES.make(recipe.schedule.name, **options)

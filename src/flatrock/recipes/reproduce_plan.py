@@ -16,11 +16,12 @@ from flatrock.core.runs import Run
 from flatrock.data.catalog import default_folder, found, how_to_get, info
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.recipes.build import extra_fault
+from flatrock.recipes.changed import leaves
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
 from flatrock.recipes.restore import stored_recipe
-from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged, leaves
+from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import built_on, sources
 from flatrock.recipes.start import start_fault

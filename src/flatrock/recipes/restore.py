@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.progress import Progress
 from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
 from flatrock.core.tensorfile import load as load_checkpoint
@@ -30,6 +32,8 @@ Source = Path | str | Run
 # An epoch that a run kept.
 EPOCH = re.compile(r"epoch-0*(\d+)")
 CHOICES = ("auto", "best", "last", "average-best", "average-last")
+# Findings of a run that speak of a checkpoint: docs/diagnostics.md.
+SPEAKS_OF = {"T09": "average-best", "T10": "best"}
 
 
 def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
@@ -105,7 +109,22 @@ def _why_missing(folder: RunFolder, file: Path, which: str) -> str:
 def load(source: Path | str | Run, *, which: str = "auto", device: torch.device | str = "cpu") -> Classifier:
     """The trained model of a run folder (its best epoch; see open_checkpoint) or of a checkpoint file, in eval mode."""
     path, tensors, meta = open_checkpoint(source, which)
+    tell_doubted(source, which, path, None)
     return restored(path, tensors, meta)[0].to(pick_device(device))
+
+
+def tell_doubted(source: Source, which: str, path: Path, progress: Progress | None) -> None:
+    """Say what the run's findings have against the checkpoint taken, unless somebody asked for that one."""
+    if which != "auto" or _place(source).is_file():
+        return
+    findings = RunFolder(path.parent).read_info().get("findings", ())
+    for text in (str(one) for one in findings):
+        if SPEAKS_OF.get(text[:3]) != path.stem:
+            continue
+        if progress is None:
+            warnings.warn(text, stacklevel=4)  # of whoever calls flatrock.load
+        else:
+            progress.say(text)
 
 
 def restored(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> tuple[Classifier, Recipe]:

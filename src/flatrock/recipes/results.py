@@ -19,6 +19,7 @@ from flatrock.core.runs import EpochRecord, Run
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.journal import discard_empty, finished_batches
 from flatrock.evaluation.plans import make_plan
+from flatrock.recipes.changed import leaves
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.restore import stored_recipe
@@ -109,14 +110,6 @@ def other_sources(recipe: Recipe, certificate: Mapping[str, Any]) -> list[str]:
             name = f"{there['recipe']}{', changed' if alike else ''}" if "recipe" in there else there["file"]
             told.append(f"{key}: {name} ({str(there.get('weights'))[:12]}) instead of {wanted or 'none'}")
     return told
-
-
-def leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Dotted keys and their values; a list is one value."""
-    found: dict[str, Any] = {}
-    for key, value in keys.items():
-        found |= leaves(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
-    return found
 
 
 def _selection(recipe: Recipe, run: Run) -> dict[str, Any]:

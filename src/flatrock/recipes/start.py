@@ -13,6 +13,8 @@ from torch import Tensor
 from flatrock.core.errors import ConfigError, FlatrockError, StateError
 from flatrock.core.progress import Progress
 from flatrock.core.tensorfile import is_checkpoint, tensors_digest
+from flatrock.data.dataset import Dataset
+from flatrock.data.split import Split
 from flatrock.engine.folder import RunFolder
 from flatrock.models.catalog import NORMALIZATIONS
 from flatrock.models.classifier import Classifier
@@ -21,6 +23,7 @@ from flatrock.models.pretrained import fitted, load_pretrained, of_file
 from flatrock.models.vit import Attention
 from flatrock.models.weights import read_weights
 from flatrock.models.wrapping import Pair
+from flatrock.recipes.leak import leak, leak_known, seen_by
 from flatrock.recipes.pieces import build_model
 from flatrock.recipes.rules import Draft
 from flatrock.recipes.schema import Network, Recipe
@@ -44,11 +47,21 @@ class Start:
     about: Mapping[str, Any]
 
 
-def begin(recipe: Recipe, model: Classifier, *, folder: RunFolder, resume: bool, progress: Progress) -> Start | None:
+def begin(
+    recipe: Recipe,
+    model: Classifier,
+    data: Dataset,
+    split: Split,
+    *,
+    folder: RunFolder,
+    resume: bool,
+    progress: Progress,
+) -> Start | None:
     """Fill a network, just drawn, with the weights its recipe names; None if it names none.
 
-    A run that is resumed has weights of its own by now: what it began with is looked at if it is there, so that
-    another beginning is noticed, and may be gone.
+    Weights that were trained on samples that the `split` holds out are refused. A run that is resumed has weights of
+    its own by now: what it began with is looked at if it is there, so that another beginning is noticed, and may be
+    gone.
     """
     if recipe.model.weights is None:
         return None
@@ -60,8 +73,11 @@ def begin(recipe: Recipe, model: Classifier, *, folder: RunFolder, resume: bool,
             raise
         progress.say(f"{error}\nthe run goes on with the weights it has")
         return None
-    if not going_on:
-        progress.say(told)
+    fault = leak(recipe, data, split, start.about.get("seen", ()))
+    if fault and not going_on:
+        raise ConfigError(f"model.weights: {fault}")
+    if fault or not going_on:
+        progress.say(f"{fault}; this run had begun before that was refused, and goes on" if fault else told)
     return start
 
 
@@ -100,6 +116,15 @@ def start_fault(recipe: Recipe) -> str | None:
     if recipe.model.weights is None:
         return None
     return next(iter(_faults(recipe.model, build_model(recipe))), None)
+
+
+def leak_fault(recipe: Recipe, data_folder: Path | None) -> str | None:
+    """Whether those weights were trained on held-out samples, in words; None if not, or if it cannot be told yet."""
+    if recipe.model.weights is None or start_fault(recipe):
+        return None
+    seen = _open(recipe.model, build_model(recipe)).about.get("seen", ())
+    fault = leak_known(recipe, seen, data_folder)
+    return fault and f"model.weights: {fault}"
 
 
 def _faults(network: Network, model: Classifier | None) -> list[str]:
@@ -143,7 +168,8 @@ def _of_run(network: Network, model: Classifier, source: Path) -> _Found:
             "same weights in another way; give it as many"
         )
     state = {k: v for k, v in run.network.state_dict().items() if k not in ("mean", "std") and isinstance(v, Tensor)}
-    return _Found(state, run.about, f" (recipe {run.recipe.name}, epoch {run.about['epoch']})")
+    about = {**run.about, "seen": seen_by(run.path, run.recipe, run.about["recipe_hash"])}
+    return _Found(state, about, f" (recipe {run.recipe.name}, epoch {run.about['epoch']})")
 
 
 def _of_file(network: Network, model: Classifier) -> _Found:

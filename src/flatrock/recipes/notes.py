@@ -1,0 +1,111 @@
+"""What a recipe says and will not do, told before any work. Codes: docs/diagnostics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flatrock.attacks.catalog import ATTACKS, parse_attack
+from flatrock.attacks.gradient import idle
+from flatrock.core.errors import ConfigError
+from flatrock.core.hooks import Flatness
+from flatrock.engine.schedule import Piecewise, Schedule, time_at
+from flatrock.flatness.awp import AWP
+from flatrock.flatness.catalog import FLATNESS
+from flatrock.flatness.swa import SWA
+from flatrock.recipes.pieces import build_schedule
+from flatrock.recipes.schema import Recipe
+
+# After so many times 1 / (1 - decay) updates, what an exponential average began with weighs 5 % of it.
+HORIZONS = 3
+# A copy taken later than this share of training is no beginner's.
+LATE = 0.5
+
+
+@dataclass(frozen=True)
+class Span:
+    """How long a run is: epochs as the recipe counts them, steps in each, and how many it will make."""
+
+    epochs: int
+    per_epoch: int
+    steps: int
+
+    def since(self, share: float) -> int:
+        """How many steps come at this share of training or later; as Moment counts it."""
+        last = max(self.epochs * self.per_epoch - 1, 1)
+        return sum(step / last >= share for step in range(self.steps))
+
+    def __str__(self) -> str:
+        cut = "" if self.steps == self.epochs * self.per_epoch else f" ({self.steps} steps of train.max_steps)"
+        return f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}{cut}"
+
+
+def notes(recipe: Recipe, *, per_epoch: int | None) -> list[str]:
+    """A line for each thing that will not happen or means little; `per_epoch` None: how many steps is not known."""
+    found = list(_idle(recipe))
+    if per_epoch is not None:
+        whole = recipe.train.epochs * per_epoch
+        span = Span(recipe.train.epochs, per_epoch, min(whole, recipe.train.max_steps or whole))
+        flatness = {f.name: FLATNESS.make(f.name, **f.options) for f in recipe.flatness}
+        found += [*_milestones(build_schedule(recipe), span), *_waiting(recipe, flatness, span)]
+        found += _horizon(flatness, span)
+    return [f"{text} (docs/diagnostics.md)" for text in found]
+
+
+def _milestones(schedule: Schedule, span: Span) -> Iterator[str]:
+    if not isinstance(schedule, Piecewise):
+        return
+    end = time_at(span.steps - 1, span.per_epoch, schedule.clock)
+    if late := [f"{m:g}" for m in schedule.milestones if m > end]:
+        never = "never drops" if len(late) == len(schedule.milestones) else "does not drop as often as it says"
+        many = len(late) > 1
+        yield (
+            f"T06 the rate {never}: milestone{'s' if many else ''} {', '.join(late)} lie{'' if many else 's'} beyond "
+            f"{span}; set schedule.milestones"
+        )
+
+
+def _waiting(recipe: Recipe, flatness: Mapping[str, Flatness], span: Span) -> Iterator[str]:
+    """What waits for a time that does not come."""
+    for name, method in flatness.items():
+        epochs = -(-span.steps // span.per_epoch)
+        if isinstance(method, AWP) and method.gamma > 0 and method.warmup > epochs:
+            yield f"T06 {name} never acts: its warmup {method.warmup} lies beyond {span}; set flatness.{name}.warmup"
+        if isinstance(method, SWA) and not span.since(method.start):
+            yield f"T06 {name} never averages: its start {method.start:g} is not reached in {span}; set it lower"
+    options: Any = recipe.objective.options
+    if recipe.objective.name == "gat" and not span.since(share := options.get("rise_after", 0.85)):
+        yield f"T06 the weight of gat never rises: rise_after {share:g} is not reached in {span}; set it lower"
+
+
+def _horizon(flatness: Mapping[str, Flatness], span: Span) -> Iterator[str]:
+    """An exponential average without ramp that the run is too short for."""
+    for name, method in flatness.items():
+        if not isinstance(method, SWA) or method.decay is None or method.ramp or method.start >= LATE:
+            continue
+        updates, horizon = max(span.since(method.start) - 1, 0), 1 / (1 - method.decay)
+        if updates < HORIZONS * horizon:
+            smaller = 1 - HORIZONS / updates if updates > HORIZONS else 0.0
+            yield (
+                f"T07 {name} averages {updates} updates, fewer than {HORIZONS} horizons 1/(1 - decay) = {horizon:.4g}: "
+                f"at the end {100 * method.decay**updates:.0f} % of the average are still the weights it began with, "
+                f"after {span.steps - updates} of {span.steps} steps; set flatness.{name}.ramp=true, a decay of at "
+                f"most {smaller:.3g}, or a start of {LATE} or later"
+            )
+
+
+def _idle(recipe: Recipe) -> Iterator[str]:
+    """Attacks that were told to make no step."""
+    inner = recipe.attack
+    if inner.name != "none" and idle(ATTACKS.make(inner.name, **inner.options)):
+        yield "T08 no gradient step is made by the attack in training: it trains on noise; set attack.steps"
+    specs = {"select.attack": [recipe.select.attack], "evaluate.attacks": recipe.evaluate.attacks}
+    for key, listed in specs.items():
+        for spec in listed:
+            try:
+                label, one = parse_attack(spec)
+            except ConfigError:  # a plan
+                continue
+            if idle(one):
+                yield f"T08 no gradient step is made by {label} of {key}: it is noise; give it steps, such as pgd-20"
