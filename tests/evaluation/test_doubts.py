@@ -14,7 +14,7 @@ from flatrock.core.errors import ModelError
 from flatrock.core.records import Finding, Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf
-from flatrock.evaluation import checks, doubt
+from flatrock.evaluation import checks, deep_checks, doubt
 from flatrock.evaluation.checks import check_collapse
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.exam import Exam
@@ -167,10 +167,14 @@ def test_deep_doubts_about_a_random_model_know_that_it_is() -> None:
 def test_deep_doubts_speak_of_chance_only_where_there_is_some() -> None:
     gains, losses = {"100 steps": 9}, {1: 1.0, 2: 3.0, 5: 1.0}
     for made, plain, random in (
-        (lambda **o: checks.check_steps(gains, 20, **o), "the plan autoattack", "by chance alone"),
-        (lambda **o: checks.check_steps(gains, 20, votes=3, **o), "the plan autoattack", "means over draws (eot=20)"),
-        (lambda **o: checks.check_climb(losses, **o), "trust square", "pgd-20:eot=20"),
-        (lambda **o: checks.check_budget(1.0, Linf(0.5), 20, **o), "they are masked", "pgd-50:eot=20"),
+        (lambda **o: deep_checks.check_steps(gains, 20, **o), "the plan autoattack", "by chance alone"),
+        (
+            lambda **o: deep_checks.check_steps(gains, 20, votes=3, **o),
+            "the plan autoattack",
+            "means over draws (eot=20)",
+        ),
+        (lambda **o: deep_checks.check_climb(losses, **o), "trust square", "pgd-20:eot=20"),
+        (lambda **o: deep_checks.check_budget(1.0, Linf(0.5), 20, **o), "they are masked", "pgd-50:eot=20"),
     ):
         (told,), (other,) = made(), made(random=True)
         assert plain in told.cure and plain not in other.cure
@@ -347,7 +351,7 @@ def test_e08_what_any_attack_named_had_broken_is_no_gain() -> None:
     ("more", "samples", "doubted"), [(3, 20, False), (4, 20, True), (3, 128, False), (4, 128, True)]
 )
 def test_e08_needs_four_samples_and_the_share(more: int, samples: int, doubted: bool) -> None:
-    found = checks.check_steps({"100 steps": 0, "5 restarts": more}, samples)
+    found = deep_checks.check_steps({"100 steps": 0, "5 restarts": more}, samples)
     assert bool(found) == doubted
     assert all(f"with 5 restarts breaks another {100 * more / samples:.1f} %" in f.message for f in found)
 
@@ -402,15 +406,15 @@ def test_e09_a_rough_loss() -> None:
     ],
 )
 def test_e09_a_tenth_of_the_rise_may_be_lost(losses: list[float], doubted: bool) -> None:
-    assert bool(checks.check_climb(dict(zip(doubt.LADDER, losses, strict=True)))) == doubted
+    assert bool(deep_checks.check_climb(dict(zip(doubt.LADDER, losses, strict=True)))) == doubted
 
 
 def test_e08_does_not_advise_what_is_in_use() -> None:
     """Fast waves on the input: PGD stumbles over points that AutoAttack, going uphill, leaves out."""
-    (found,) = checks.check_steps({"100 steps": 20}, 100, planned=True)
+    (found,) = deep_checks.check_steps({"100 steps": 20}, 100, planned=True)
     assert "the plan autoattack" not in found.cure
     assert "gradients mislead" in found.cure
-    (other,) = checks.check_steps({"100 steps": 20}, 100, planned=True, random=True)
+    (other,) = deep_checks.check_steps({"100 steps": 20}, 100, planned=True, random=True)
     assert "by chance alone" in other.cure
 
 
@@ -466,8 +470,8 @@ def test_e10_counts_who_has_a_wrong_answer_in_reach() -> None:
 
 
 def test_e10_a_twentieth_may_survive() -> None:
-    assert codes(checks.check_budget(0.05, Linf(0.5), 100)) == []
-    assert codes(checks.check_budget(0.06, Linf(0.5), 100)) == ["E10"]
+    assert codes(deep_checks.check_budget(0.05, Linf(0.5), 100)) == []
+    assert codes(deep_checks.check_budget(0.06, Linf(0.5), 100)) == ["E10"]
 
 
 def test_e10_the_budget_of_a_large_image_is_a_threat_there_is() -> None:

@@ -18,7 +18,9 @@ from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.core.runs import Run
 from flatrock.data.catalog import load_data
-from flatrock.data.split import Split, fair_subset, held_out_split
+from flatrock.data.dataset import Dataset
+from flatrock.data.overlap import shared_images
+from flatrock.data.split import Split, fair_subset, held_out_split, places
 from flatrock.recipes.build import build_job
 from flatrock.recipes.leak import leak
 from flatrock.recipes.load import load_recipe
@@ -185,3 +187,58 @@ def test_nothing_held_out_of_own_data_tells_nothing() -> None:
     seen = {"run": "a", "data": "npz", "options": {}, "held_out": 0, "limit": None, "digest": "none"}
     assert leak(recipe, data, held_out_split(data, size=100), [seen]) is None
     assert leak(recipe, data, Split(data, data, "none"), []) is None
+
+
+# Extra images
+
+
+def extra_file(folder: Path, rows: torch.Tensor) -> str:
+    """Some of the training digits as an .npz file; as bytes, which change nothing of 17 grey levels but their names."""
+    data = load_data("digits", "train")
+    images = (255 * data.images(rows)).round().to(torch.uint8).permute(0, 2, 3, 1)
+    np.savez(folder / "more.npz", image=images.numpy(), label=data.y[rows].numpy())
+    return str(folder / "more.npz")
+
+
+def with_extra(file: str, **changes: Any) -> Any:
+    return standard(data__extra={"file": file, "fraction": 0.5}, data__held_out=100, **changes)
+
+
+def test_extra_images_that_are_held_out_are_refused(tmp_path: Path) -> None:
+    data = load_data("digits", "train")
+    split = held_out_split(data, size=100)
+    held_out, others = places(split.held_out, data), places(split.train, data)
+    file = extra_file(tmp_path, torch.cat([others[:50], held_out[:7]]))
+    with pytest.raises(ConfigError, match=r"7 of the 100 held-out samples .* among the images of .*more\.npz"):
+        build_job(with_extra(file), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    build_job(with_extra(file, select__data="test"), folder=tmp_path / "run")
+    build_job(with_extra(extra_file(tmp_path, others)), folder=tmp_path / "run")
+
+
+def test_shared_images_are_equal_in_every_byte() -> None:
+    gen = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (30, 3, 4, 4), generator=gen, dtype=torch.uint8)
+    y = torch.zeros(30, dtype=torch.int64)
+    many = Dataset("many", x, y, 2)
+    few = Dataset("few", x[[3, 3, 17, 20, 29]].clone(), y[:5], 2)
+    assert shared_images(few, many) == 5
+    few.x[0, 0, 0, 0] += 1
+    few.x[4, 2, 3, 3] += 1
+    assert shared_images(few, many) == 3
+    assert shared_images(Dataset("floats", few.x / 255, y[:5], 2), many) == 3
+    assert shared_images(few, Dataset("other", x[:, :1], y, 2)) == 0
+
+
+def test_equal_sums_are_not_equal_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of zero make every sum the same; bytes decide."""
+    monkeypatch.setattr("numpy.random.default_rng", lambda seed: Zeros())
+    x = torch.arange(48, dtype=torch.uint8).reshape(3, 1, 4, 4)
+    few, many = (Dataset(name, x[:n], torch.zeros(n, dtype=torch.int64), 2) for name, n in (("few", 2), ("many", 3)))
+    assert shared_images(few, many) == 2
+    assert shared_images(Dataset("new", x[:1] + 100, torch.zeros(1, dtype=torch.int64), 2), many) == 0
+
+
+class Zeros:
+    def integers(self, _low: int, _high: int, size: int, dtype: Any) -> Any:
+        return np.zeros(size, dtype)

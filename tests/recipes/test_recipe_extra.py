@@ -40,7 +40,7 @@ def test_training_on_generated_images_has_the_papers_settings() -> None:
         assert recipe.data.extra is not None
         assert (recipe.train.batch_size, recipe.data.extra.fraction, recipe.train.epochs) == (1024, 0.7, 400)
         assert (recipe.optimizer.lr, recipe.objective.options["label_smoothing"]) == (0.4, 0.1)
-        assert recipe.attack.bn_mode == "frozen"
+        assert (recipe.attack.bn_mode, recipe.attack.options["start"]) == ("frozen", "uniform")
         options = {"decay": 0.995, "start": 0.025, "ramp": True}
         assert [(f.name, f.options) for f in recipe.flatness] == [("swa", options)]
         made = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)

@@ -25,9 +25,7 @@ from flatrock.core.threat import L2, Linf, Threat
 from flatrock.core.types import Attack
 from flatrock.evaluation.checks import (
     check_black_box,
-    check_budget,
     check_chance,
-    check_climb,
     check_collapse,
     check_disputes,
     check_dynamic,
@@ -38,8 +36,8 @@ from flatrock.evaluation.checks import (
     check_precision,
     check_probabilities,
     check_random,
-    check_steps,
 )
+from flatrock.evaluation.deep_checks import check_budget, check_climb, check_steps
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.plans import Step, substitutes
 from flatrock.evaluation.tally import Tally

@@ -35,6 +35,7 @@ from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.helper import open_helper
+from flatrock.recipes.leak import extra_leak
 from flatrock.recipes.notes import notes
 from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, build_schedule, recipe_hash
@@ -61,7 +62,7 @@ def build_job(
     where, target, listener = torch.device(device), folder or DEFAULT_RUNS / recipe.name, progress or Silent()
     data, split = _loaded(recipe, data_folder, download, listener)
     train = fair_subset(split.train, recipe.data.limit)
-    extra = _extra(recipe, data)
+    extra = _extra(recipe, split)
     seed = Seed(recipe.seed)
     loader = _loader(recipe, train, extra, seed, where, least=2 * team.size)
     engine = build_engine(recipe, where, steps=_steps(recipe, len(loader)))
@@ -257,15 +258,17 @@ def extra_fault(recipe: Recipe) -> str | None:
     return f"data.extra.file: there is no file {extra.file}; its makers publish it, name it with data.extra.file=FILE"
 
 
-def _extra(recipe: Recipe, data: Dataset) -> Dataset | None:
-    """The extra images; those without label need an objective and an attack that do without."""
+def _extra(recipe: Recipe, split: Split) -> Dataset | None:
+    """The extra images, none of them held out; those without label need an objective and an attack that do without."""
     if recipe.data.extra is None:
         return None
-    extra = load_npz(Path(recipe.data.extra.file), num_classes=data.num_classes)
+    extra = load_npz(Path(recipe.data.extra.file), num_classes=split.train.num_classes)
     label_free = recipe.objective.name in ("trades", "hat") and recipe.attack.name in ("kl-pgd", "gaussian")
     if bool((extra.y < 0).any()) and not label_free:
         file = recipe.data.extra.file
         raise ConfigError(f"{file} has unlabelled images; they need objective trades or hat, with kl-pgd or gaussian")
+    if leaked := extra_leak(recipe, extra, split.held_out):
+        raise ConfigError(leaked)
     return extra
 
 

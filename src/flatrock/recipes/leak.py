@@ -1,4 +1,4 @@
-"""Held-out samples that the weights a run begins with were trained on: no epoch may be chosen on those."""
+"""Held-out samples that a run, or the weights it begins with, are trained on: no epoch may be chosen on those."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from flatrock.core.errors import DataError, StateError
 from flatrock.data.catalog import found, info, load_data
 from flatrock.data.dataset import Dataset
+from flatrock.data.overlap import shared_images
 from flatrock.data.pictures import Form
 from flatrock.data.split import Split, fair_subset, held_out_split
 from flatrock.engine.folder import RunFolder
@@ -57,6 +58,20 @@ def leak(recipe: Recipe, data: Dataset, split: Split, seen: Sequence[Seen]) -> s
         f"run {worst['run']} (data.held_out={worst['held_out']}{limit}) was trained on {count} of the {len(chosen)} "
         f"held-out samples that the best epoch would be chosen on, which are no test of its weights; {cure}, or begin "
         "with weights that were not"
+    )
+
+
+def extra_leak(recipe: Recipe, extra: Dataset, held_out: Dataset) -> str | None:
+    """What is wrong with choosing the best epoch on held-out samples that are among the extra images; else None."""
+    if recipe.data.extra is None or recipe.select.data == "test":
+        return None
+    chosen = fair_subset(held_out, recipe.select.size)
+    count = shared_images(chosen, extra)
+    if not count:
+        return None
+    return (
+        f"data.extra.file: {count} of the {len(chosen)} held-out samples that the best epoch would be chosen on are "
+        f"among the images of {recipe.data.extra.file}, which are trained on; leave them out there"
     )
 
 

@@ -1,0 +1,36 @@
+"""Images that two data sets share, byte for byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from flatrock.data.dataset import Dataset
+
+# Images that are looked at together.
+PART = 8192
+
+
+def shared_images(few: Dataset, many: Dataset) -> int:
+    """How many images of `few` are in `many` too, as bytes; 0 if their shapes differ.
+
+    Sums of bytes with random weights, modulo 2^64, say which may be equal; their bytes then say which are.
+    """
+    if few.input_shape != many.input_shape:
+        return 0
+    weights = np.random.default_rng(0).integers(0, 2**64, int(np.prod(few.input_shape)), dtype=np.uint64)
+    wanted = _bytes(few, torch.arange(len(few)))
+    sums = wanted.astype(np.uint64) @ weights
+    found: set[bytes] = set()
+    for rows in torch.split(torch.arange(len(many)), PART):
+        part = _bytes(many, rows)
+        near = np.isin(part.astype(np.uint64) @ weights, sums)
+        found |= {image.tobytes() for image in part[near]}
+    return sum(image.tobytes() in found for image in wanted)
+
+
+def _bytes(dataset: Dataset, rows: torch.Tensor) -> np.ndarray:
+    """Images as rows of bytes; floats rounded to them."""
+    x = dataset.pixels(rows).cpu()
+    x = x if x.dtype == torch.uint8 else (255 * x).round().to(torch.uint8)
+    return x.flatten(1).numpy()
