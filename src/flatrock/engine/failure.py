@@ -9,6 +9,7 @@ import torch
 
 from flatrock.core.errors import FlatrockError, TrainingError, in_words
 from flatrock.core.files import write_atomic
+from flatrock.core.guests import raised_at
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 
@@ -30,7 +31,11 @@ def in_short(error: Exception) -> str:
     """What is said of an error, ours or not."""
     if isinstance(error, FlatrockError):
         return str(error)
-    return in_words(error) + ("; lower train.batch_size" if isinstance(error, torch.OutOfMemoryError) else "")
+    return (
+        in_words(error)
+        + raised_at(error)
+        + ("; lower train.batch_size" if isinstance(error, torch.OutOfMemoryError) else "")
+    )
 
 
 def _of_memory(job: Job, error: Exception) -> str:

@@ -129,10 +129,22 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
                 folder.writer.save(
                     folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record)
                 )
+    _tell_changed(job, folder, progress)
     folder.failure.unlink(missing_ok=True)
     resumed = [*folder.resumptions(), dict(job.provenance)]
     folder.write_info(status="running", reason="", failed_batch=None, **_certificate(job), resumed=resumed)
     return state
+
+
+def _tell_changed(job: Job, folder: RunFolder, progress: Progress) -> None:
+    """Say which files with code of the user's are not what they were when the run last began."""
+    last = folder.provenance().get("own", {})
+    changed = [file for file, digest in job.provenance.get("own", {}).items() if last.get(file, digest) != digest]
+    if changed:
+        progress.say(
+            f"{' and '.join(changed)} changed since the run was last at work; it goes on with what is there now, and "
+            "run.json has the digests of both"
+        )
 
 
 def _recipe_text(job: Job) -> str:

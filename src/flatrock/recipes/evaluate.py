@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flatrock.attacks.catalog import Spec
 from flatrock.core.device import Devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import brief, write_atomic
@@ -23,7 +24,7 @@ from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.journal import discard, discard_left_over
-from flatrock.evaluation.plans import Spec, make_plan
+from flatrock.evaluation.plans import make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
@@ -62,7 +63,7 @@ def evaluate_run(
     `resume` goes on from it. Inputs crafted on a `surrogate` run are tried too. `on_data` sees the test set first.
     """
     path, tensors, meta = open_checkpoint(source, which)
-    model, recipe = restored(path, tensors, meta)
+    model, recipe = restored(path, tensors, meta, progress)
     recipe = as_evaluated(path, recipe)
     own, threat = _threats(recipe, norm, eps)
     listed = _listed(recipe, own, threat) if attacks is None else attacks
