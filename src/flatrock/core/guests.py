@@ -123,12 +123,12 @@ def imported(name: str, *, cure: str) -> object:
             raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}") from error
 
 
-def check_place(name: str, *, what: str) -> None:
+def check_place(name: str, *, what: str, write: str = "write a function there") -> None:
     """The module is a file of the current folder; looked up, not imported."""
     if local(name) is None:
         raise ConfigError(
             f"{name!r} is not a module of the current folder, {Path.cwd() / f'{name}.py'}; a recipe may name no other: "
-            f"go to the folder that holds yours, and for {what} of a package write a function there"
+            f"go to the folder that holds yours, and for {what} of a package {write}"
         )
 
 

@@ -62,7 +62,7 @@ class Own(Generic[T]):
         module_name, _, attribute = name.partition(":")
         if not (module_name.isidentifier() and attribute.isidentifier()):
             raise ConfigError(f"{name!r} does not name {self.what}; write file:name, such as mymethods:Mine ({PAGE})")
-        check_place(module_name, what=self.what)
+        check_place(module_name, what=self.what, write="write one there that makes use of it")
         module = imported(module_name, cure=self._cure)
         if not hasattr(module, attribute):
             there = [n for n, v in vars(module).items() if not self._strange(v, module_name)]
@@ -122,16 +122,17 @@ class Own(Generic[T]):
         return "" if says else f"the function does not say that it returns one (-> {self.returns.__name__})"
 
     def _made(self, found: Callable[..., Any], name: str, /, **options: Any) -> T:
-        takes = [*_options(found), *self.also]
-        options = {key: value for key, value in options.items() if key in takes or key not in self.given}
-        asked = takes[: len(_names(self.asked))] if self._is_thing(found) else []
+        takes, is_thing = _options(found), self._is_thing(found)
+        if not is_thing:  # `wrapped` knows what to do with what the run gives
+            options = {key: value for key, value in options.items() if key in takes or key not in self.given}
+        asked = takes[: len(_names(self.asked))] if is_thing else []
         lacking = [o for o in required(found) if o not in {*asked, *options, *self.given}]
         faults = [f"{name} needs the option{'s' * (len(lacking) > 1)} {', '.join(lacking)}"] if lacking else []
         if faults := [*faults, *_type_faults(found, name, options)]:
             raise ConfigError.of(faults)
         with guests(Seed(0).child("own")):
             try:
-                made = self.wrapped(found, options) if self.wrapped and self._is_thing(found) else found(**options)
+                made = self.wrapped(found, options) if self.wrapped and is_thing else found(**options)
                 return self.fits(made, name)
             except FlatrockError:
                 raise

@@ -7,6 +7,7 @@ The papers count time differently, and it changes which epochs run at which rate
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -172,9 +173,9 @@ class Written(Schedule):
 
 
 def _written(function: Callable[..., float], options: dict[str, Any]) -> Schedule:
-    own = {key: value for key, value in options.items() if key != "clock"}
-    clock = {"clock": options["clock"]} if "clock" in options else {}
-    return Written(lr=own.get("lr", 0.0), epochs=own.get("epochs", 1.0), function=function, options=own, **clock)
+    shared = {key: value for key, value in options.items() if key in ("lr", "epochs", "clock")}
+    taken = {key: value for key, value in options.items() if key in inspect.signature(function).parameters}
+    return Written(function=function, options=taken, **shared)
 
 
 def _check_peak(peak: float) -> None:

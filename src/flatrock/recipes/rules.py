@@ -148,18 +148,14 @@ def _flatness(draft: Draft) -> None:
 
 
 def _schedule(draft: Draft) -> None:
-    schedule, train, optimizer = (
-        draft.get("schedule", Named),
-        draft.get("train", Train),
-        draft.get("optimizer", Optimizer),
-    )
+    schedule, train = draft.get("schedule", Named), draft.get("train", Train)
     if schedule is None:
         return
     if given := sorted({"lr", "epochs"} & schedule.options.keys()):
         draft.note(f"schedule: {' and '.join(given)} belong to optimizer.lr and train.epochs")
         return
     epochs = math.inf if train is None else train.epochs  # a faulty train section must not hide faults here
-    options = {"lr": getattr(optimizer, "lr", 0.0), "epochs": epochs, **schedule.options}
+    options = {"lr": getattr(draft.get("optimizer", Optimizer), "lr", 0.0), "epochs": epochs, **schedule.options}
     made = draft.build("schedule", lambda: SCHEDULES.make(schedule.name, **options))
     if made is not None and is_own(schedule.name) and train is not None:
         draft.build("schedule", lambda: check_rates(schedule.name, made))
