@@ -91,13 +91,23 @@ def test_a_penalty_is_part_of_the_loss_and_of_the_records() -> None:
     assert not same(weights("runs/mine"), weights("runs/plain"))
 
 
-def test_the_hash_knows_name_and_options() -> None:
+SMOOTH = """
+class Smooth(Trades):
+    def __init__(self, *, label_smoothing: float = 0.1) -> None:
+        super().__init__()
+"""
+
+
+def test_the_hash_knows_name_and_options(methods: Path) -> None:
     def of(**over: Any) -> str:
         return recipe_hash(load_recipe("digits_trades", over))
 
     mine = {"objective": {"name": "mymethods:Trades"}}
     assert of(**mine) == of(**mine) != of()
     assert of(**mine) != of(objective={"name": "mymethods:Trades", "beta": 5})
+    smooth = {"name": "mymethods:Smooth"}  # a key that is left out of the hash of built-in objectives at 0
+    methods.write_text(METHODS + SMOOTH)
+    assert of(objective=smooth) != of(objective={**smooth, "label_smoothing": 0.0})
 
 
 def test_an_option_is_changed_on_the_command_line_and_the_cost_is_told() -> None:
@@ -144,6 +154,9 @@ def test_a_run_knows_the_files_and_says_if_one_changed(methods: Path) -> None:
     hears = Hears()
     flatrock.train("digits_trades", **how, resume=True, progress=hears)
     assert not [text for text in hears.said if "changed" in text]
+    methods.write_text(METHODS)
+    with pytest.warns(UserWarning, match=r"mymethods.py changed since the run was last at work"):
+        flatrock.train("digits_trades", **how, resume=True)
 
 
 def test_a_run_of_built_in_methods_names_no_files() -> None:

@@ -162,6 +162,14 @@ class Surprise(Flatness):
         raise RuntimeError("not today")
 
 
+class Picky(Flatness):
+    def in_loss(self, look):
+        return None
+
+    def check(self, model):
+        return {}["network"]
+
+
 class Two(Flatness):
     averages = True
 
@@ -258,6 +266,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (flat("Average"), "it says `averages = True`, so it must override average"),
     (flat("Needy"), r"its needs are \('dirty',\), and not a tuple of 'clean' and 'adv'"),
     (flat("Hook"), r"its in_loss must take \(look\), it takes \(\)"),
+    (flat("Picky"), r"mymethods:Picky: KeyError: 'network' " + line('        return {}["network"]')),
     ({"flatness": ["swa", "mymethods:Two"]}, "swa and mymethods:Two both keep an average; keep one of them"),
     ({"optimizer": {"name": "mymethods:undecayed", "momentum": 0}}, "undecayed has no weight_decay, got 0.0005"),
     ({"optimizer": {"name": "mymethods:undecayed"}}, "undecayed has no momentum, got 0.9; set optimizer.momentum=0"),

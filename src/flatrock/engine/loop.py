@@ -47,10 +47,14 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
 
 
 def tell_anew(folder: RunFolder, listener: Progress) -> None:
-    """Say what was not asked for, to a caller without listener too."""
-    text = f"there is nothing to resume in {folder.path}; a new run begins"
+    """Say what was not asked for."""
+    _tell_all(f"there is nothing to resume in {folder.path}; a new run begins", listener)
+
+
+def _tell_all(text: str, listener: Progress) -> None:
+    """Say something, to a caller without listener too."""
     if type(listener) is Silent:  # one of the user's may derive from it
-        warnings.warn(text, stacklevel=5)  # of whoever calls flatrock.train
+        warnings.warn(text, stacklevel=6)  # of whoever calls flatrock.train
     else:
         listener.say(text)
 
@@ -141,10 +145,8 @@ def _tell_changed(job: Job, folder: RunFolder, progress: Progress) -> None:
     last = folder.provenance().get("own", {})
     changed = [file for file, digest in job.provenance.get("own", {}).items() if last.get(file, digest) != digest]
     if changed:
-        progress.say(
-            f"{' and '.join(changed)} changed since the run was last at work; it goes on with what is there now, and "
-            "run.json has the digests of both"
-        )
+        since = "changed since the run was last at work; it goes on with what is there now"
+        _tell_all(f"{' and '.join(changed)} {since}, and run.json has the digests of both", progress)
 
 
 def _recipe_text(job: Job) -> str:

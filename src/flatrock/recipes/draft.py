@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.errors import ConfigError, FlatrockError, in_words
+from flatrock.core.guests import raised_at
 from flatrock.core.registry import unknown
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack, Objective
@@ -47,7 +48,11 @@ class Draft:
         except FlatrockError as error:
             self.faults.append(f"{where}: {error}")
         except (TypeError, ValueError) as error:  # the first line: torch adds where in its own code it was
-            self.faults.append(f"{where}: {(str(error).splitlines() or [''])[0]}")
+            self.faults.append(f"{where}: {(str(error).splitlines() or [''])[0]}{raised_at(error)}")
+        except Exception as error:
+            if not (place := raised_at(error)):  # not of the user's code: a fault of ours
+                raise
+            self.faults.append(f"{where}: {in_words(error)}{place}")
         return None
 
     def note(self, text: str) -> None:
