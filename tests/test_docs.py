@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,26 @@ def test_pages_are_found() -> None:
     assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "diagnostics.md"} <= {p.name for p in PAGES}
 
 
+@contextmanager
+def among_files(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In a folder with the files that a page shows: blocks that begin with `# name.py`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    files = {named[1]: text for text in blocks(page, "py") if (named := re.match(r"# (\w+)\.py\n", text))}
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    yield
+    for name in files:
+        sys.modules.pop(name, None)
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
     again = 2 if page.name == "README.md" else 1  # what people paste first they paste twice
-    for code in blocks(page, "python") * again:
-        exec(compile(code, str(page), "exec"), scope)
+    with among_files(page, tmp_path, monkeypatch):
+        for code in blocks(page, "python") * again:
+            exec(compile(code, str(page), "exec"), scope)
     assert scope
 
 
@@ -88,11 +104,12 @@ def test_commands_parse(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "yaml")], ids=lambda p: p.name)
-def test_recipes_with_a_base_are_valid(page: Path, tmp_path: Path) -> None:
-    for i, text in enumerate(blocks(page, "yaml")):
-        if text.startswith("base:"):
-            (tmp_path / f"{i}.yaml").write_text(text)
-            assert load_recipe(tmp_path / f"{i}.yaml").name == str(i)
+def test_recipes_with_a_base_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with among_files(page, tmp_path, monkeypatch):
+        for i, text in enumerate(blocks(page, "yaml")):
+            if text.startswith("base:"):
+                (tmp_path / f"{i}.yaml").write_text(text)
+                assert load_recipe(tmp_path / f"{i}.yaml").name == str(i)
 
 
 def test_every_data_set_has_a_row() -> None:

@@ -112,7 +112,9 @@ def test_looking_changes_nothing(own: Path, plain_job: MakeJob) -> None:
 
 def test_a_network_that_fails_on_the_way(own: Path, plain_job: MakeJob) -> None:
     job = plain_job(own / "run", model={"name": "trial_nets:Fails"})
-    with pytest.raises(TrainingError, match=r"^IndexError: nobody \(where: .*failure\.txt\)\. ") as caught:
+    with pytest.raises(
+        TrainingError, match=r"^IndexError: nobody \(trial_nets\.py, line 36\) \(where: .*failure\.txt\)\. "
+    ) as caught:
         train(job)
     assert isinstance(caught.value.__cause__, IndexError)
     folder = RunFolder(own / "run")

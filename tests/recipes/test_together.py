@@ -120,7 +120,11 @@ def _held(lock: Path) -> bool:
 
 
 FAILING = {
-    "Raising": (TrainingError, r"on cpu: ValueError: no such luck \(where: r/failure\.txt\)\. No epoch was", "failed"),
+    "Raising": (
+        TrainingError,
+        r"on cpu: ValueError: no such luck \(team_nets\.py, line \d+\) \(where: r/failure\.txt\)\. No epoch was",
+        "failed",
+    ),
     "Dying": (StateError, r"the process on cpu has ended \(exit code 3\)\. The run goes on .*--resume", "running"),
     "Gathering": (TrainingError, r"seen is not the same on all devices \(1 such", "failed"),
     "Choosy": (TrainingError, r"is trained \(requires_grad\) on some devices only \(2 such parameters\); t", "failed"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +20,18 @@ from flatrock.attacks.guided import Guided
 from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.rays import RayS
 from flatrock.attacks.square import Square
+from flatrock.attacks.written import OWN, called, described, is_ours
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import is_own
 from flatrock.core.numbers import scalar
 from flatrock.core.registry import Registry, unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 
-ATTACKS: Registry[Attack] = Registry("attack")
+# An attack in words, with its options, or a class, function or object of Python's.
+Spec = str | Mapping[str, Any] | Callable[..., Any]
+ATTACKS: Registry[Attack] = Registry("attack", OWN)
 ATTACKS.add("fgsm", FastGradientSign, "one step of size eps up the cross-entropy", cite="Goodfellow 2015")
 ATTACKS.add("pgd", GradientAttack, "projected gradient ascent on cross-entropy (or loss: cw, dlr)", cite="Madry 2018")
 ATTACKS.add("cw", GradientAttack, "PGD on the Carlini-Wagner margin with kappa 50", cite="Carlini 2017", loss="cw")
@@ -47,24 +52,40 @@ ATTACKS.add("fab", FastAdaptiveBoundary, "nearest adversarial point, against all
 ATTACKS.add("fab-t", TargetedBoundary, "nearest adversarial point toward 9 classes (AutoAttack)", cite="Croce 2020")
 
 
-def parse_attack(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
+def parse_attack(spec: Spec) -> tuple[str, Attack]:
     """A label and the configured attack it names, for evaluation: one that stays in its ball.
 
     `pgd-20` is pgd with 20 steps; `pgd-20:restarts=5:step_size=2/255` adds options; a mapping
-    {name: pgd, steps: 20} says the same.
+    {name: pgd, steps: 20} says the same. `mymethods:climb-20` is of the user's; in Python, in the place of a name may
+    stand the attack itself, or a class or function that is one.
     """
     if isinstance(spec, Mapping):
         options = {k: scalar(v) if isinstance(v, str) else v for k, v in spec.items() if k not in ("name", "label")}
-        name = str(spec.get("name", ""))
-        return str(spec.get("label") or _label(name, options)), _bounded(name, options)
+        name = spec.get("name", "")
+        label = spec.get("label") or _label(called(name) if callable(name) else str(name), options)
+        return str(label), _bounded(name if callable(name) else str(name), options)
+    if callable(spec):
+        return called(spec), _bounded(spec, {})
     if not isinstance(spec, str):
         raise ConfigError(f"an attack is named by text such as 'pgd-20' or by a mapping with 'name', got {spec!r}")
     return spec, _bounded(*_spelled(spec))
 
 
+def head_of(spec: str) -> tuple[str, list[str]]:
+    """What an attack is called, pgd-20 of pgd-20:restarts=5 or file:name of file:name:a=1, and the rest of the text."""
+    head, *pairs = spec.split(":")
+    if pairs and "=" not in pairs[0] and _without_steps(head) not in ATTACKS:
+        head = f"{head}:{pairs.pop(0)}"
+    return head, pairs
+
+
+def _without_steps(head: str) -> str:
+    return re.sub(r"-\d+$", "", head)
+
+
 def _spelled(spec: str) -> tuple[str, dict[str, Any]]:
     """The name and the options of pgd-20:restarts=5."""
-    head, *pairs = spec.split(":")
+    head, pairs = head_of(spec)
     options: dict[str, Any] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
@@ -80,15 +101,27 @@ def _spelled(spec: str) -> tuple[str, dict[str, Any]]:
     return head, options
 
 
-def _bounded(name: str, options: Mapping[str, Any]) -> Attack:
+def _bounded(name: str | Callable[..., Any], options: Mapping[str, Any]) -> Attack:
     """The configured attack, if it keeps to its ball: a number measured outside it is no robustness."""
-    made = ATTACKS.make(name, **options)
+    made = ATTACKS.make(name, **options) if isinstance(name, str) else _given(name, options)
     if not made.bounded:
         given = f" with {_label('', options).lstrip(':')}" if options else ""
-        projects = "project" in ATTACKS.entry(name).options()
+        projects = isinstance(name, str) and "project" in ATTACKS.entry(name).options()
         cure = "use project=last or project=every" if projects else "evaluate with pgd or another attack"
         raise ConfigError(f"attack {name!r} leaves the ball{given}, which only training may; {cure}")
     return made
+
+
+def _given(thing: Callable[..., Any], options: Mapping[str, Any]) -> Attack:
+    """The attack that a class or function of Python's makes, or an object that is one."""
+    made = hasattr(thing, "bounded") and not inspect.isclass(thing)
+    if not made:
+        return ATTACKS.made(OWN.row(thing, called(thing)), options)
+    if options:
+        raise ConfigError(
+            f"{called(thing)} is configured already, but is given {', '.join(options)}; give its class, or no options"
+        )
+    return OWN.fits(thing, called(thing))  # type: ignore[arg-type]
 
 
 def _label(name: str, options: Mapping[str, Any]) -> str:
@@ -100,7 +133,9 @@ def _label(name: str, options: Mapping[str, Any]) -> str:
 def describe(attack: Attack, threat: Threat) -> dict[str, Any]:
     """Every option of a configured attack, those that follow from the threat included."""
     options: dict[str, Any] = {}
-    if dataclasses.is_dataclass(attack) and not isinstance(attack, type):
+    if not is_ours(attack):
+        options = described(attack)
+    elif dataclasses.is_dataclass(attack) and not isinstance(attack, type):
         options = dataclasses.asdict(attack)
     if "step_size" in options and options["step_size"] is None:
         options["step_size"] = threat.default_step
@@ -110,19 +145,27 @@ def describe(attack: Attack, threat: Threat) -> dict[str, Any]:
 
 
 def attack(
-    name: str, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, **options: Any
+    name: str | Callable[..., Any],
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    seed: int = 0,
+    **options: Any,
 ) -> Tensor:
     """Adversarial inputs for a model that maps [0, 1] inputs to logits; the model is given back untouched.
 
     `attack("pgd-20:restarts=5", ...)` says the same as `attack("pgd", ..., steps=20, restarts=5)`.
+    An attack of one's own, `mymethods:climb` or in Python the class, function or object, stands in the place of a name.
     Random numbers belong to the position of a sample in x; give the same x in one piece to reproduce them.
     """
-    if not isinstance(name, str):
+    if not isinstance(name, str) and not callable(name):
         raise ConfigError(f"an attack is named by text such as 'pgd' or 'pgd-20', got {name!r}")
-    name, spelled = _spelled(name)
+    name, spelled = _spelled(name) if isinstance(name, str) else (name, {})
     if twice := sorted(spelled.keys() & options.keys()):
         raise ConfigError(f"attack {name!r} is given {', '.join(twice)} twice, in its name and as option; keep one")
-    if name not in ATTACKS:
+    if isinstance(name, str) and name not in ATTACKS and not is_own(name):
         raise ConfigError(
             f"{unknown('attack', name, ATTACKS.names())}; plans such as 'autoattack' are for "
             "flatrock.evaluate(model, x, y, threat, attacks=['autoattack'])"
@@ -133,5 +176,5 @@ def attack(
         return x.clone()
     check_model(model, x)
     ids = torch.arange(x.shape[0], device=x.device)
-    gen = Seed(seed).child("attack", name).samples(ids)
+    gen = Seed(seed).child("attack", name if isinstance(name, str) else called(name)).samples(ids)
     return craft(chosen, FirstChecked(model, x, y), x, y, threat, gen)

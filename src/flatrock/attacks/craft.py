@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset as SampleSet
 
+from flatrock.attacks.written import is_ours, tried
 from flatrock.core.borrow import borrowed
 from flatrock.core.device import memory_is_short
-from flatrock.core.errors import FlatrockError, ModelError, ThreatError, in_words, shown
+from flatrock.core.errors import ConfigError, FlatrockError, ModelError, ThreatError, in_words, shown
+from flatrock.core.guests import raised_at
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
@@ -273,6 +275,11 @@ def craft(
 ) -> Tensor:
     """Run an attack on a borrowed model (eval mode, frozen weights) and vouch for what it returns."""
     with borrowed(model, x.device):
-        x_adv = attack(model, x, y, threat, gen, early_stop=early_stop).detach()
+        try:
+            x_adv = tried(attack, model, x, y, threat, gen, early_stop=early_stop)
+        except Exception as error:
+            if is_ours(attack) or isinstance(error, FlatrockError) or memory_is_short(error):
+                raise
+            raise ConfigError(f"attack {attack!r} raised {in_words(error)}{raised_at(error, attack)}") from error
     check_crafted(x_adv, x, threat, attack)
     return x_adv

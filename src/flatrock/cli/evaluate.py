@@ -36,7 +36,10 @@ Source = Annotated[
     Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")
 ]
 Attacks = Annotated[
-    str | None, typer.Option(help="comma-separated, e.g. autoattack or fgsm,pgd-50; with options pgd-20:restarts=5")
+    str | None,
+    typer.Option(
+        help="comma-separated, e.g. autoattack or fgsm,pgd-50; with options pgd-20:restarts=5; your own: file:name"
+    ),
 ]
 Which = Annotated[
     str,

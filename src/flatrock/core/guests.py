@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,11 +17,12 @@ from typing import Any
 import torch
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.files import sha256
 from flatrock.core.rng import Seed, kept_global_rng
 
 
 def is_own(name: str) -> bool:
-    """Whether the name of a model or of data leads to a function of the user's."""
+    """Whether the name of a model, of data or of a method leads to something of the user's."""
     return ":" in name
 
 
@@ -121,12 +123,12 @@ def imported(name: str, *, cure: str) -> object:
             raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}") from error
 
 
-def check_place(name: str, *, what: str) -> None:
+def check_place(name: str, *, what: str, write: str = "write a function there") -> None:
     """The module is a file of the current folder; looked up, not imported."""
     if local(name) is None:
         raise ConfigError(
             f"{name!r} is not a module of the current folder, {Path.cwd() / f'{name}.py'}; a recipe may name no other: "
-            f"go to the folder that holds yours, and for {what} of a package write a function there"
+            f"go to the folder that holds yours, and for {what} of a package {write}"
         )
 
 
@@ -138,3 +140,31 @@ def required(found: Callable[..., Any]) -> list[str]:
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in optional]
+
+
+def origin(thing: object) -> dict[str, str]:
+    """The file that the class or function of a thing is written in, and a digest of it; nothing if there is none.
+
+    What a recipe or a command names is known by the content that was run, the rest by its file as it is now.
+    """
+    module = sys.modules.get(getattr(thing, "__module__", ""))
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    if isinstance(loader, _AsItIs):
+        return {"file": Path(loader.path).name, "sha256": sha256(loader.content)}
+    file = Path(getattr(module, "__file__", None) or "")
+    return {"file": file.name, "sha256": sha256(file.read_bytes())} if file.is_file() else {}
+
+
+def raised_at(error: BaseException, *things: object) -> str:
+    """' (mymethods.py, line 12)': the last place in code of the user's, or of these things, on the way to an error.
+
+    Nothing if it came from elsewhere.
+    """
+    loaders = [getattr(getattr(module, "__spec__", None), "loader", None) for module in list(sys.modules.values())]
+    files = {loader.path for loader in loaders if isinstance(loader, _AsItIs)}
+    for thing in things:
+        with suppress(TypeError, OSError):  # what is written in C or on a prompt has no file
+            files.add(inspect.getfile(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)))
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in frames if frame.filename in files]
+    return places[-1] if places else ""

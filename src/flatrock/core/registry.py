@@ -6,10 +6,14 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import is_own
 from flatrock.core.numbers import plain
+
+if TYPE_CHECKING:
+    from flatrock.core.own import Own
 
 T = TypeVar("T")
 # More choices than this are not listed in full.
@@ -31,24 +35,29 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One row of a registry."""
+    """One row of a registry; of one for a thing of the user's, options are `known`, and `given` comes from the run."""
 
     name: str
     make: Callable[..., T]
     summary: str
     cite: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    known: tuple[str, ...] | None = None
+    given: tuple[str, ...] = ()
 
     def options(self) -> tuple[str, ...]:
         """Names of the options `make` takes, without those this row fixes."""
+        if self.known is not None:
+            return self.known
         return tuple(n for n in inspect.signature(self.make).parameters if n not in self.fixed)
 
 
 class Registry(Generic[T]):
-    """A catalogue of one kind of thing."""
+    """A catalogue of one kind of thing; with `own`, names such as mymethods:Mine lead to things of the user's."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, own: Own[T] | None = None) -> None:
         self.kind = kind
+        self.own = own
         self._entries: dict[str, Entry[T]] = {}
 
     def add(self, name: str, make: Callable[..., T], summary: str, *, cite: str = "", **fixed: Any) -> None:
@@ -69,21 +78,30 @@ class Registry(Generic[T]):
 
     def entry(self, name: str) -> Entry[T]:
         """The row called `name`, or an error that lists the choices."""
+        if self.own is not None and is_own(name):
+            return self.own.entry(name)
         if name not in self._entries:
-            raise ConfigError(unknown(self.kind, name, self._entries))
+            raise ConfigError.of([unknown(self.kind, name, self._entries)])
         return self._entries[name]
 
     def faults(self, name: str, options: Iterable[str]) -> list[str]:
         """What is wrong with this name and these option names, all at once."""
-        if name not in self._entries:
-            return [unknown(self.kind, name, self._entries)]
-        known = self._entries[name].options()
-        return [unknown(f"option of {self.kind} {name!r}:", o, known) for o in options if o not in known]
+        try:
+            entry = self.entry(name)
+        except ConfigError as error:
+            return list(error.faults or (str(error),))
+        return self._odd(entry, options)
+
+    def _odd(self, entry: Entry[T], options: Iterable[str]) -> list[str]:
+        known, all_known = entry.options(), {*entry.options(), *entry.given}
+        return [unknown(f"option of {self.kind} {entry.name!r}:", o, known) for o in options if o not in all_known]
 
     def make(self, name: str, /, **options: Any) -> T:
         """Build the thing called `name`, with numpy's numbers as Python's; unknown names and options: ConfigError."""
-        faults = self.faults(name, options)
-        if faults:
+        return self.made(self.entry(name), options)
+
+    def made(self, entry: Entry[T], options: Mapping[str, Any]) -> T:
+        """What a row makes of these options."""
+        if faults := self._odd(entry, options):
             raise ConfigError.of(faults)
-        entry = self._entries[name]
         return entry.make(**entry.fixed, **{option: plain(value) for option, value in options.items()})

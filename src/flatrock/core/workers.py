@@ -109,13 +109,13 @@ def parcel(tensor: Tensor) -> Tensor:
     return here.clone() if here.untyped_storage().nbytes() > here.numel() * here.element_size() else here
 
 
-def pickled(orders: Any) -> bytes:
+def pickled(orders: Any, *, what: str = "the model") -> bytes:
     """What all workers are told, with a network and without tensors of a GPU; ModelError if that cannot travel."""
     try:
         return pickle.dumps(orders)
     except Exception as error:
         raise ModelError(
-            f"the model cannot be sent to other processes ({in_words(error)}); name one device, or define the model in "
+            f"{what} cannot be sent to other processes ({in_words(error)}); name one device, or define {what} in "
             "a module that can be imported"
         ) from error
 

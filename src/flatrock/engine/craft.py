@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flatrock.attacks.craft import check_crafted
+from flatrock.attacks.written import tried
 from flatrock.core.hooks import Shift
 from flatrock.core.types import PathAttack, Point
 from flatrock.engine.loss import Stage
@@ -28,7 +29,7 @@ def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:
         if isinstance(attack, PathAttack):
             path = attack.path(model, stage.x, stage.y, job.threat, gen)
             return tuple(Point(p.x_adv.detach(), p.weight) for p in path)
-        return (Point(attack(model, stage.x, stage.y, job.threat, gen).detach()),)
+        return (Point(tried(attack, model, stage.x, stage.y, job.threat, gen)),)
 
 
 def check(stage: Stage, points: tuple[Point, ...]) -> None:

@@ -10,6 +10,7 @@ import torch
 from flatrock.core.device import memory_is_short
 from flatrock.core.errors import FlatrockError, TrainingError, in_words
 from flatrock.core.files import write_atomic
+from flatrock.core.guests import raised_at
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 
@@ -31,7 +32,7 @@ def in_short(error: Exception) -> str:
     """What is said of an error, ours or not."""
     if isinstance(error, FlatrockError):
         return str(error)
-    return in_words(error) + ("; lower train.batch_size" if memory_is_short(error) else "")
+    return in_words(error) + raised_at(error) + ("; lower train.batch_size" if memory_is_short(error) else "")
 
 
 def _of_memory(job: Job, error: Exception) -> str:

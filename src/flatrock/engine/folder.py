@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,14 @@ class RunFolder:
             return list(self.read_info().get("resumed", []))
         except StateError:
             return []
+
+    def provenance(self) -> Mapping[str, Any]:
+        """That of the last time the run began or was resumed; empty if run.json does not say."""
+        try:
+            info = self.read_info()
+        except StateError:
+            return {}
+        return dict([info.get("provenance", {}), *info.get("resumed", [])][-1])
 
     def append(self, record: EpochRecord, owner: str) -> None:
         """Add one epoch of the run of this recipe hash to metrics.jsonl."""

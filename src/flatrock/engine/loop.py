@@ -49,10 +49,14 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
 
 
 def tell_anew(folder: RunFolder, listener: Progress) -> None:
-    """Say what was not asked for, to a caller without listener too."""
-    text = f"there is nothing to resume in {folder.path}; a new run begins"
+    """Say what was not asked for."""
+    _tell_all(f"there is nothing to resume in {folder.path}; a new run begins", listener)
+
+
+def _tell_all(text: str, listener: Progress) -> None:
+    """Say something, to a caller without listener too."""
     if type(listener) is Silent:  # one of the user's may derive from it
-        warnings.warn(text, stacklevel=5)  # of whoever calls flatrock.train
+        warnings.warn(text, stacklevel=6)  # of whoever calls flatrock.train
     else:
         listener.say(text)
 
@@ -134,10 +138,20 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
                 folder.writer.save(
                     folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record)
                 )
+    _tell_changed(job, folder, progress)
     folder.failure.unlink(missing_ok=True)
     resumed = [*folder.resumptions(), dict(job.provenance)]
     folder.write_info(status="running", reason="", failed_batch=None, **_certificate(job), resumed=resumed)
     return state
+
+
+def _tell_changed(job: Job, folder: RunFolder, progress: Progress) -> None:
+    """Say which files with code of the user's are not what they were when the run last began."""
+    last = folder.provenance().get("own", {})
+    changed = [file for file, digest in job.provenance.get("own", {}).items() if last.get(file, digest) != digest]
+    if changed:
+        since = "changed since the run was last at work; it goes on with what is there now"
+        _tell_all(f"{' and '.join(changed)} {since}, and run.json has the digests of both", progress)
 
 
 def _recipe_text(job: Job) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from flatrock.core.borrow import kept_buffers, nudged
+from flatrock.core.errors import TrainingError, shown
 from flatrock.core.hooks import Look, Moment, Penalty, Shift, TimedAttack, TimedObjective
 from flatrock.core.types import LABEL_TERMS, Attack, Objective, Parts, Point, View, Views
 from flatrock.engine.job import Job
@@ -148,10 +149,24 @@ def _add(losses: dict[str, Tensor], parts: Parts, weight: float) -> None:
 def _with_flatness(stage: Stage, point: Point, views: Views) -> Parts:
     """The objective and what every method adds; a method sees the objective alone, so their order does not matter."""
     parts = stage.objective.loss(views, stage.y)
+    check_parts(parts, "the objective")
     beyond = None if point.help is None else point.help.x
     look = Look(stage.job.model, stage.x, point.x_adv, stage.y, views, parts, stage.moment, beyond, team=stage.job.team)
-    added = [p for method in stage.job.flatness.values() if (p := method.in_loss(look)) is not None]
-    return joined(parts, added) if added else parts
+    added = [(n, p) for n, method in stage.job.flatness.items() if (p := method.in_loss(look)) is not None]
+    for name, penalty in added:
+        check_parts(penalty, f"flatness {name}", Penalty)
+    return joined(parts, [penalty for _, penalty in added]) if added else parts
+
+
+def check_parts(parts: Parts | Penalty, owner: str, kind: type[Parts] | type[Penalty] = Parts) -> None:
+    """TrainingError, naming the term, unless all of them are scalars with a weight; values are not looked at."""
+    if not isinstance(parts, kind):
+        raise TrainingError(f"{owner} gave {shown(parts)}, not flatrock.core's {kind.__name__}(terms, weights)")
+    for name, term in parts.terms.items():
+        if not isinstance(term, Tensor) or term.dim():
+            raise TrainingError(f"{owner}: term {name!r} is {shown(term)}, not a scalar tensor; take its .mean()")
+        if name not in parts.weights:
+            raise TrainingError(f"{owner}: term {name!r} has no weight, there are {list(parts.weights)}; give it one")
 
 
 def joined(parts: Parts, added: Sequence[Penalty]) -> Parts:

@@ -7,11 +7,14 @@ The papers count time differently, and it changes which epochs run at which rate
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, TrainingError, shown
+from flatrock.core.own import Own
 from flatrock.core.registry import Registry, unknown
 
 CLOCKS = ("step", "epoch", "epoch_from_1")
@@ -40,7 +43,7 @@ class Schedule:
         if self.clock not in CLOCKS:
             raise ConfigError(unknown("clock", self.clock, CLOCKS))
         for name, value in vars(self).items():
-            if name not in ("clock", "milestones") and not _is_number(value):
+            if name not in ("clock", "milestones", "function", "options") and not _is_number(value):
                 raise ConfigError(f"{name} must be a number, got {value!r}")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"lr must be a number >= 0, got {self.lr!r}")
@@ -51,7 +54,11 @@ class Schedule:
 
     def at(self, step: int, steps_per_epoch: int) -> float:
         """Learning rate of the update number `step` (from 0)."""
-        return self.rate(time_at(step, steps_per_epoch, self.clock))
+        t = time_at(step, steps_per_epoch, self.clock)
+        rate = self.rate(t)
+        if not (_is_number(rate) and math.isfinite(rate) and rate >= 0):
+            raise TrainingError(f"the schedule gives the rate {shown(rate)} at time {t:g}; it must be a number >= 0")
+        return rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +160,24 @@ class WarmupCosine(Schedule):
         return _half_cosine(self.lr, 0.0, min((t - self.warmup) / (self.epochs - self.warmup), 1.0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Written(Schedule):
+    """A function of the user's: function(t, **options); it gets `lr` and `epochs`, too, if it takes them."""
+
+    function: Callable[..., float]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def rate(self, t: float) -> float:
+        """What the function says."""
+        return self.function(t, **self.options)
+
+
+def _written(function: Callable[..., float], options: dict[str, Any]) -> Schedule:
+    shared = {key: value for key, value in options.items() if key in ("lr", "epochs", "clock")}
+    taken = {key: value for key, value in options.items() if key in inspect.signature(function).parameters}
+    return Written(function=function, options=taken, **shared)
+
+
 def _check_peak(peak: float) -> None:
     if not 0 < peak < 1:
         raise ConfigError(f"peak is a fraction of training in (0, 1), got {peak!r}")
@@ -162,7 +187,19 @@ def _half_cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
 
 
-SCHEDULES: Registry[Schedule] = Registry("schedule")
+OWN = Own[Schedule](
+    "a schedule",
+    "`def warm(t: float, *, lr: float, epochs: float) -> float`, t in epochs, or a class that derives from "
+    "flatrock.engine.schedule.Schedule",
+    calls={"rate": "t"},
+    base=Schedule,
+    returns=float,
+    given=("lr", "epochs"),
+    asked="t",
+    wrapped=_written,
+    also=("clock",),
+)
+SCHEDULES: Registry[Schedule] = Registry("schedule", OWN)
 SCHEDULES.add("constant", Constant, "the same rate throughout")
 SCHEDULES.add("piecewise", Piecewise, "drops by a factor at milestones (the papers' 100/150)")
 SCHEDULES.add("cosine", Cosine, "half a cosine from lr to 0")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatrock.attacks.catalog import Spec
 from flatrock.core.borrow import placed
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
@@ -18,7 +19,7 @@ from flatrock.core.workers import Work, Workers, parcel, pickled, workers
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk
-from flatrock.evaluation.plans import Spec, Step, make_plan
+from flatrock.evaluation.plans import Step, make_plan
 from flatrock.evaluation.setting import at_work, choose_crafting
 
 
@@ -94,6 +95,8 @@ def crew(
 
 def _pickled(exam: Exam, **others: Any) -> bytes:
     """The orders of every worker, without tensors of a GPU."""
+    for spec in others["attacks"]:
+        pickled(spec, what="the attack")
     surrogate = None if exam.surrogate is None else exam.surrogate.inner
     here = torch.device("cpu")
     with placed(exam.model, here), nullcontext() if surrogate is None else placed(surrogate, here):

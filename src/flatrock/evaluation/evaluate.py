@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatrock.attacks.catalog import Spec
 from flatrock.attacks.craft import check_ids, check_inputs, check_model, class_indices
 from flatrock.core.borrow import home
 from flatrock.core.device import Devices, pick_devices, shared_by
@@ -30,7 +31,7 @@ from flatrock.evaluation.exam import CPU_BATCH, GPU_BATCH, Exam
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk, Journal, answered, journaled, question, result_file
 from flatrock.evaluation.outlook import outlook
-from flatrock.evaluation.plans import Spec, Step, described, make_plan, with_transfer
+from flatrock.evaluation.plans import Step, described, make_plan, with_transfer
 from flatrock.evaluation.setting import at_work, choose_crafting
 from flatrock.evaluation.surrogate import check_answers, check_surrogate
 from flatrock.evaluation.tally import Tally

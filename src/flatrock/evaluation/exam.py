@@ -18,6 +18,7 @@ from flatrock.attacks.losses import margin
 from flatrock.attacks.nearest import Reached, Seeker, seeker
 from flatrock.attacks.pgd import classified_right
 from flatrock.attacks.transfer import Transfer
+from flatrock.attacks.written import is_ours
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.device import memory_is_short
 from flatrock.core.rng import SampleGen, Seed, kept_global_rng
@@ -249,5 +250,7 @@ def _fitted(attack: Attack, batch_size: int) -> Attack:
     """An attack that puts several rows per sample through the network keeps to the batch size too."""
     if isinstance(attack, Transfer):
         return dataclasses.replace(attack, by=_fitted(attack.by, batch_size))
+    if not is_ours(attack):  # what it calls rows is its own affair
+        return attack
     names: set[str] = {f.name for f in dataclasses.fields(attack)} if dataclasses.is_dataclass(attack) else set()
     return dataclasses.replace(attack, rows=2 * batch_size) if "rows" in names else attack  # type: ignore[type-var]

@@ -9,16 +9,17 @@ from typing import Any
 
 from torch import nn
 
-from flatrock.attacks.catalog import ATTACKS, describe, parse_attack
+from flatrock.attacks.catalog import ATTACKS, Spec, describe, head_of, parse_attack
 from flatrock.attacks.craft import check_attack
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.transfer import Transfer
+from flatrock.attacks.written import called
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import is_own
 from flatrock.core.registry import unknown
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 
-Spec = str | Mapping[str, Any]
 Specs = list[tuple[str, dict[str, Any]]]
 # An attack so called is tried on the surrogate, and its inputs on the model.
 TRANSFER = "transfer-"
@@ -86,7 +87,7 @@ def make_plan(
 
     Attacks that cannot work with so many classes or under this threat are faults, where these are known.
     """
-    if isinstance(attacks, str | Mapping):
+    if isinstance(attacks, str | Mapping) or callable(attacks):
         attacks = [attacks]
     if not isinstance(attacks, Sequence):
         raise ConfigError(f"attacks must be a list of names such as ['pgd-20', 'cw-20'], got {attacks!r}")
@@ -99,7 +100,11 @@ def make_plan(
             for step in made:
                 check_attack(step.attack, threat, classes)
         except ConfigError as error:
-            faults.append(" ".join([f"{spec!r}:", str(error.args[0]).replace("\n  - ", " ")]))
+            faults.append(
+                " ".join(
+                    [f"{called(spec) if callable(spec) else repr(spec)}:", str(error.args[0]).replace("\n  - ", " ")]
+                )
+            )
             continue
         names = [made[0].plan or made[0].label, *(step.label for step in made)]  # those inside a plan are labels too
         if clash := next((name for name in names if name in taken), None):
@@ -122,7 +127,7 @@ def _steps(spec: Spec, classes: int | None, surrogate: nn.Module | None) -> list
         return [_transfer(spec, surrogate)]
     if (name := _name(spec)) in PLANS:
         raise ConfigError(f"a plan takes no options; write {name!r} alone, or name an attack of it with its options")
-    if isinstance(spec, str) and name not in ATTACKS:
+    if isinstance(spec, str) and name not in ATTACKS and not is_own(name):
         known = [*ATTACKS.names(), *PLANS, *(TRANSFER + _name(n) for n in TRANSFERRED)]
         raise ConfigError(unknown("attack or plan", name, known))
     label, attack = parse_attack(spec)
@@ -132,7 +137,7 @@ def _steps(spec: Spec, classes: int | None, surrogate: nn.Module | None) -> list
 def _name(spec: Spec) -> str:
     """pgd of pgd-20:restarts=5."""
     text = str(spec.get("name", "")) if isinstance(spec, Mapping) else str(spec)
-    return re.sub(r"-\d+$", "", text.partition(":")[0])
+    return first if (first := text.partition(":")[0]) in PLANS else re.sub(r"-\d+$", "", head_of(text)[0])
 
 
 def _transferred(spec: Spec) -> bool:
@@ -142,8 +147,11 @@ def _transferred(spec: Spec) -> bool:
 
 
 def _transfer(spec: Spec, surrogate: nn.Module | None) -> Step:
+    assert isinstance(spec, str | Mapping)
     named = not isinstance(spec, str) and bool(spec.get("label"))
-    inner = spec.removeprefix(TRANSFER) if isinstance(spec, str) else {**spec, "name": spec["name"][len(TRANSFER) :]}
+    inner: Spec = (
+        spec.removeprefix(TRANSFER) if isinstance(spec, str) else {**spec, "name": spec["name"][len(TRANSFER) :]}
+    )
     if _name(inner) in PLANS:
         raise ConfigError(f"a plan is not transferred as a whole; name an attack, such as {TRANSFER}apgd-ce")
     label, attack = parse_attack(inner)
@@ -157,7 +165,7 @@ def with_transfer(attacks: Sequence[Spec], *, like: Sequence[Spec]) -> Sequence[
 
     Their step size is the first that an attack of `like` gives; by default that of the threat.
     """
-    listed = [attacks] if isinstance(attacks, str | Mapping) else list(attacks)
+    listed = [attacks] if isinstance(attacks, str | Mapping) or callable(attacks) else list(attacks)
     if any(_transferred(spec) for spec in listed):
         return listed
     alone = (step.attack for step in make_plan(like) if step.plan is None)

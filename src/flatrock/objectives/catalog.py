@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from flatrock.core.registry import Registry
+from collections.abc import Iterator
+
+from flatrock.core.own import Own
+from flatrock.core.registry import Registry, unknown
 from flatrock.core.types import Objective
 from flatrock.objectives.alp import ALP
 from flatrock.objectives.at import AT
@@ -12,7 +15,31 @@ from flatrock.objectives.mart import MART
 from flatrock.objectives.standard import Standard
 from flatrock.objectives.trades import TRADES
 
-OBJECTIVES: Registry[Objective] = Registry("objective")
+# What an inner attack can climb, and 'none' for training without attack.
+INNER_LOSSES = ("ce", "kl", "guided", "none")
+
+
+def _faults(made: Objective) -> Iterator[str]:
+    """What is wrong with the passes and the attack that an objective of the user's asks for."""
+    passes = made.passes
+    known = ("clean", "adv", "helper") if isinstance(made, HAT) else ("clean", "adv")
+    if not isinstance(passes, tuple) or not passes or any(p not in known for p in passes):
+        yield f"its passes are {passes!r}, and not a tuple of {' and '.join(map(repr, known))}"
+    elif made.inner_loss not in INNER_LOSSES:
+        yield unknown("inner_loss", made.inner_loss, INNER_LOSSES)
+    elif made.inner_loss == "none" and "adv" in passes:
+        yield "it makes an 'adv' pass, but its inner_loss is 'none': there is no attack"
+
+
+OWN = Own[Objective](
+    "an objective",
+    "a class with `passes = ('clean', 'adv')`, `inner_loss = 'kl'`, `hard_labels = False` and "
+    "`def loss(self, views, y)`",
+    calls={"loss": "views, y"},
+    attributes=("passes", "inner_loss", "hard_labels"),
+    check=_faults,
+)
+OBJECTIVES: Registry[Objective] = Registry("objective", OWN)
 OBJECTIVES.add("standard", Standard, "cross-entropy on clean inputs, no attack")
 OBJECTIVES.add("at", AT, "cross-entropy on adversarial inputs", cite="Madry 2018")
 OBJECTIVES.add("trades", TRADES, "clean cross-entropy plus beta times KL(clean || adversarial)", cite="Zhang 2019")

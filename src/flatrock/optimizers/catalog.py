@@ -8,6 +8,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from flatrock.core.layout import laid_out
+from flatrock.core.own import Own
 from flatrock.core.registry import Registry
 from flatrock.core.rng import Seed
 from flatrock.optimizers.entropy_sgd import EntropySGD, check_sgd
@@ -55,7 +56,15 @@ def sgd(
     return FusedSGD(groups, **options) if on_gpu else made
 
 
-OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer")
+OWN = Own[torch.optim.Optimizer](
+    "an optimizer",
+    "a class that derives from torch.optim.Optimizer, or `def make(params, *, lr) -> torch.optim.Optimizer`",
+    calls={"step": ""},
+    base=torch.optim.Optimizer,
+    returns=torch.optim.Optimizer,
+    given=("params", "lr", "seed"),
+)
+OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer", OWN)
 OPTIMIZERS.add("sgd", sgd, "gradient descent with momentum")
 OPTIMIZERS.add(
     "entropy_sgd", EntropySGD, "descent on local entropy, estimated by Langevin steps", cite="Chaudhari 2017"

@@ -38,6 +38,7 @@ from flatrock.recipes.helper import open_helper
 from flatrock.recipes.leak import extra_leak
 from flatrock.recipes.notes import notes
 from flatrock.recipes.optimizer import build_optimizer
+from flatrock.recipes.own import origins
 from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, build_schedule, recipe_hash
 from flatrock.recipes.probe import build_probe, selection_data
 from flatrock.recipes.schema import Recipe
@@ -148,6 +149,7 @@ def _certificate(
     about |= {} if helper is None else {"helper": {**helper.about, "weights": helper.digest}}
     about |= {} if start is None else {"start": dict(start.about)}
     about |= {} if team.alone else {"processes": team.size}
+    about |= {"own": own} if (own := origins(recipe)) else {}
     return birth_certificate(device=device, seed=recipe.seed, **about)
 
 

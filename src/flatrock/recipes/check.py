@@ -12,8 +12,9 @@ from flatrock.core.registry import unknown
 from flatrock.data.catalog import info
 from flatrock.evaluation.plans import make_plan
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.draft import Draft
 from flatrock.recipes.pieces import data_shape, model_options
-from flatrock.recipes.rules import INNER_ATTACKS, Draft, examined
+from flatrock.recipes.rules import INNER_ATTACKS, examined
 from flatrock.recipes.schema import About, Evaluate, Network, Recipe
 
 # Where a call gives a thing of Python's in the place of a section: how it is named instead.
@@ -23,6 +24,11 @@ OBJECTS = {
     "(docs/data.md)",
     "model": "recipes name their model: give a function that makes it, model={'name': 'mynets:make'} "
     "(docs/own_network.md)",
+    **{
+        section: f"recipes name what they are made of: give a class of a file here, {section}={{'name': "
+        "'mymethods:Mine'} (docs/own_methods.md)"
+        for section in ("objective", "attack", "optimizer", "schedule")
+    },
 }
 
 
@@ -43,6 +49,18 @@ def validate(
     return _completed(Recipe.model_validate(dict(raw)))
 
 
+def of_trained(raw: Mapping[str, Any], where: str) -> tuple[Recipe, list[str]]:
+    """The recipe of a run that is trained: network, data and threat are needed, the rest may name what is not here.
+
+    Beside it what is wrong with the rest, or could not be looked at.
+    """
+    sections, found = _sections(raw)
+    draft = examined(sections)
+    if faults := [*found, *(fault for fault in draft.faults if fault not in draft.of_training)]:
+        raise ConfigError(f"{where} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:", tuple(faults))
+    return _completed(Recipe.model_validate(dict(raw))), draft.of_training
+
+
 def _band_faults(draft: Draft) -> list[str]:
     """Bands of what an evaluation with the recipe's attacks does not measure."""
     about, evaluate = draft.get("about", About), draft.get("evaluate", Evaluate)
@@ -57,10 +75,11 @@ def _band_faults(draft: Draft) -> list[str]:
 
 def _completed(recipe: Recipe) -> Recipe:
     """Fill in what follows from other keys, so that the stored recipe says everything."""
-    inner = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).inner_loss
     source, model = info(recipe.data.name), recipe.model
     filled = {"num_classes": model.num_classes or source.num_classes, **model_options(model, data_shape(recipe.data))}
-    name = INNER_ATTACKS[inner] if recipe.attack.name == "auto" else recipe.attack.name
+    name = recipe.attack.name
+    if name == "auto":
+        name = INNER_ATTACKS[OBJECTIVES.make(recipe.objective.name, **recipe.objective.options).inner_loss]
     metric = recipe.select.metric
     if metric == "auto":
         metric = "clean" if name == "none" else "robust"

@@ -20,7 +20,7 @@ from flatrock.engine.runner import Runner
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.build import build_attack, build_engine, build_flatness, check_training
-from flatrock.recipes.optimizer import build_optimizer
+from flatrock.recipes.optimizer import build_optimizer, trial_model
 from flatrock.recipes.pieces import build_model
 from flatrock.recipes.schema import Recipe
 
@@ -107,7 +107,7 @@ def _outer(recipe: Recipe, inner: int) -> int:
     needed = {name for m in methods for name in m.needs} - set(objective.passes)
     points = _points(recipe)
     once = points * len(objective.passes)
-    optimizer = build_optimizer(recipe.optimizer, nn.Linear(1, 1, device="meta"), Seed(0))
+    optimizer = build_optimizer(recipe.optimizer, trial_model(recipe.optimizer), Seed(0))
     loops = int(getattr(optimizer, "inner_loops", 1))
     return (once + points * len(needed)) * loops + sum(m.passes(once, inner) for m in methods)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flatrock.attacks.catalog import Spec
 from flatrock.core.device import Devices
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import brief, write_atomic
@@ -23,7 +24,7 @@ from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.journal import discard, discard_left_over
-from flatrock.evaluation.plans import Spec, make_plan
+from flatrock.evaluation.plans import make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
@@ -106,7 +107,7 @@ def _opened(source: Source, which: str, progress: Progress | None) -> tuple[Path
     """The checkpoint meant, what is written on it, its model, and its recipe with the attacks it is evaluated with."""
     path, tensors, meta = open_checkpoint(source, which)
     tell_doubted(source, which, path, progress)
-    model, recipe = restored(path, tensors, meta)
+    model, recipe = restored(path, tensors, meta, progress)
     return path, meta, model, as_evaluated(path, recipe)
 
 

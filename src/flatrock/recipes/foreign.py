@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatrock.attacks.catalog import Spec
 from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.files import brief
 from flatrock.core.options import choose
@@ -27,7 +28,7 @@ from flatrock.recipes.foreign_model import ForeignModel, caught, examine, out_fa
 from flatrock.recipes.restore import Source
 from flatrock.recipes.surrogate import open_surrogate, surrogate_mark, unheeded
 
-Attacks = Sequence[str | Mapping[str, Any]]
+Attacks = Sequence[Spec]
 
 
 def load_foreign(

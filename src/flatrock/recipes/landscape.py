@@ -32,11 +32,10 @@ from flatrock.diagnostics.probe import Probe
 from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.diagnostics.weight_landscape import walk_weights, weight_points, weight_values
 from flatrock.recipes.build import build_threat
-from flatrock.recipes.check import validate
 from flatrock.recipes.foreign_model import ForeignModel, part_faults
 from flatrock.recipes.landscape_plan import Plan
 from flatrock.recipes.part import data_part
-from flatrock.recipes.restore import open_checkpoint
+from flatrock.recipes.restore import open_checkpoint, trained_recipe
 from flatrock.recipes.trained import Trained, check_replaced, open_trained, said
 
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
@@ -150,7 +149,7 @@ def check_comparable(
     files = [source for source in sources if isinstance(source, Path)]
     others = [source for source in sources if isinstance(source, ForeignModel)]
     opened = {meta["recipe_hash"]: (path, meta) for path, _, meta in map(open_checkpoint, files)}
-    recipes = {path: validate(meta["recipe"], f"the recipe stored in {path}") for path, meta in opened.values()}
+    recipes = {path: trained_recipe(meta["recipe"], f"the recipe stored in {path}") for path, meta in opened.values()}
     for other in others:
         other.check(what="measurement", faults=part_faults(str(plan.on)))
     if len(recipes) + len(others) + len(stored) < 2:

@@ -16,8 +16,8 @@ from flatrock.core.numbers import scalar
 from flatrock.core.registry import unknown
 from flatrock.recipes.changed import tell_changes
 from flatrock.recipes.check import validate
+from flatrock.recipes.draft import Draft
 from flatrock.recipes.read import read_yaml
-from flatrock.recipes.rules import Draft
 from flatrock.recipes.schema import Named, Recipe
 
 LIBRARY = Path(__file__).parent / "library"

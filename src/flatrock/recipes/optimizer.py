@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import is_own
 from flatrock.core.rng import Seed
 from flatrock.engine.loss import decayed
 from flatrock.optimizers.catalog import OPTIMIZERS
@@ -31,6 +32,22 @@ def build_optimizer(section: Optimizer, model: nn.Module, seed: Seed) -> torch.o
         if name not in taken and getattr(section, name):
             raise ConfigError(f"{section.name} has no {name}, got {getattr(section, name)!r}; set optimizer.{name}=0")
     shared = {name: getattr(section, name) for name in SHARED if name in taken}
-    return OPTIMIZERS.make(
+    made = OPTIMIZERS.make(
         section.name, params=groups, lr=section.lr, seed=seed.child("optimizer"), **shared, **section.options
     )
+    if is_own(section.name) and section.weight_decay and "weight_decay" not in made.defaults:
+        raise ConfigError(
+            f"{section.name} has no weight_decay, got {section.weight_decay!r}; set optimizer.weight_decay=0"
+        )
+    return made
+
+
+def trial_model(section: Optimizer) -> nn.Module:
+    """Something to make the optimizer for before there is a network: no weight is drawn, and memory is only taken where
+    somebody else's code might not stand it."""
+    model = nn.Linear(1, 1, device="meta")
+    if is_own(section.name):
+        model = model.to_empty(device="cpu")
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+    return model

@@ -23,7 +23,7 @@ from flatrock.engine.checkpoint import put_model
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.models.classifier import Classifier
-from flatrock.recipes.check import validate
+from flatrock.recipes.check import of_trained
 from flatrock.recipes.pieces import build_model, recipe_hash
 from flatrock.recipes.schema import Recipe
 
@@ -127,9 +127,11 @@ def tell_doubted(source: Source, which: str, path: Path, progress: Progress | No
             progress.say(text)
 
 
-def restored(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> tuple[Classifier, Recipe]:
+def restored(
+    path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], progress: Progress | None = None
+) -> tuple[Classifier, Recipe]:
     """The network with its weights; numbers of weights chosen on the test set will be marked."""
-    recipe = validate(meta["recipe"], f"the recipe stored in {path}")
+    recipe = trained_recipe(meta["recipe"], f"the recipe stored in {path}", progress)
     model = build_model(recipe)
     put_model(model, tensors, path)
     if recipe.select.data == "test" and str(meta["role"]).endswith("best"):
@@ -139,13 +141,28 @@ def restored(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any])
 
 def stored_recipe(folder: RunFolder) -> Recipe:
     """The recipe a run was trained with."""
+    return trained_recipe(_content(folder), str(folder.recipe))
+
+
+def _content(folder: RunFolder) -> Any:
     import yaml
 
     try:
-        raw = yaml.safe_load(folder.recipe.read_text())
+        return yaml.safe_load(folder.recipe.read_text())
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise StateError(f"{folder.recipe} is not readable ({error}); `train --resume` writes it again") from error
-    return validate(raw, str(folder.recipe))
+
+
+def trained_recipe(raw: Mapping[str, Any], where: str, progress: Progress | None = None) -> Recipe:
+    """What a run was trained with, to look at the run; what only training would need is told if it is not right."""
+    recipe, unsure = of_trained(raw, where)
+    if unsure:
+        text = "\n  - ".join([f"{where} could not be trained here, which is not needed to look at it:", *unsure])
+        if progress is None:
+            warnings.warn(text, stacklevel=2)
+        else:
+            progress.say(text)
+    return recipe
 
 
 def as_evaluated(path: Path, recipe: Recipe) -> Recipe:
@@ -157,7 +174,7 @@ def as_evaluated(path: Path, recipe: Recipe) -> Recipe:
     folder = RunFolder(path.parent)
     if not (folder.info.is_file() and folder.recipe.is_file()):
         return recipe
-    now = stored_recipe(folder)
+    now = of_trained(_content(folder), str(folder.recipe))[0]  # what is odd was told of the checkpoint
     return recipe.model_copy(update={"evaluate": now.evaluate}) if recipe_hash(now) == recipe_hash(recipe) else recipe
 
 

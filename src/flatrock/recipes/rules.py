@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.attacks.craft import check_attack
-from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.guests import is_own
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
-from flatrock.core.threat import THREATS, Threat
-from flatrock.core.types import Attack, Objective
+from flatrock.core.threat import THREATS
 from flatrock.data.catalog import data_options, info
 from flatrock.data.loader import extra_share
-from flatrock.data.source import Source
 from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.plans import make_plan
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import create_model
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
-from flatrock.recipes.optimizer import build_optimizer
+from flatrock.recipes.draft import Draft
+from flatrock.recipes.optimizer import build_optimizer, trial_model
+from flatrock.recipes.own import check_loss, check_rates
 from flatrock.recipes.pieces import data_shape, model_options
 from flatrock.recipes.schema import (
     Data,
@@ -47,63 +43,36 @@ from flatrock.recipes.schema import (
 INNER_ATTACKS = {"ce": "pgd", "kl": "kl-pgd", "guided": "guided", "none": "none"}
 
 
-@dataclass
-class Draft:
-    """The sections that parsed, what could be built from them, and the faults met."""
-
-    sections: dict[str, Any]
-    faults: list[str] = field(default_factory=list)
-    threat: Threat | None = None
-    objective: Objective | None = None
-    attack: Attack | None = None
-    optimizer: torch.optim.Optimizer | None = None
-    model: nn.Module | None = None
-    source: Source | None = None
-    shape: tuple[int, ...] | None = None
-    classes: int | None = None
-
-    def get(self, name: str, kind: type[Any]) -> Any:
-        """A section, or None if it did not parse."""
-        section = self.sections.get(name)
-        return section if isinstance(section, kind) else None
-
-    def build(self, where: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns; its faults are noted under their place in the recipe."""
-        try:
-            return make()
-        except ConfigError as error:
-            self.faults += [f"{where}: {fault}" for fault in (error.faults or (str(error),))]
-        except FlatrockError as error:
-            self.faults.append(f"{where}: {error}")
-        except (TypeError, ValueError) as error:  # the first line: torch adds where in its own code it was
-            self.faults.append(f"{where}: {(str(error).splitlines() or [''])[0]}")
-        return None
-
-    def note(self, text: str) -> None:
-        """One more fault."""
-        self.faults.append(text)
-
-    def option_faults(self, where: str, section: Named, options: Iterable[str]) -> bool:
-        """Note the keys that are neither the section's own nor options of what it names; whether there are any."""
-        known = [*type(section).model_fields, *options]
-        faults = [f"{where}.{key}: {unknown('key', key, known)}" for key in section.options if key not in known]
-        self.faults += faults
-        return bool(faults)
-
-
 def examined(sections: dict[str, Any]) -> Draft:
     """What could be built from the sections, and every broken rule."""
     draft = Draft(sections)
-    for rule in (_names, _inner_attack, _optimizer, _schedule, _network, _flatness, _plans, _sizes, _pictures, _labels):
+    before = (_threat, _objective, _data, _inner_attack, _optimizer, _schedule, _network)
+    for rule in (*before, _own_objective, _flatness, _plans, _sizes, _pictures, _labels):
+        known = len(draft.faults)
         rule(draft)
+        if rule not in (_threat, _data, _network):  # all that a trained network needs
+            draft.of_training += draft.faults[known:]
     return draft
 
 
-def _names(draft: Draft) -> None:
+def _threat(draft: Draft) -> None:
     if threat := draft.get("threat", ThreatKeys):
         draft.threat = draft.build("threat", lambda: THREATS[threat.norm](threat.eps))
+
+
+def _objective(draft: Draft) -> None:
     if objective := draft.get("objective", Named):
         draft.objective = draft.build("objective", lambda: OBJECTIVES.make(objective.name, **objective.options))
+
+
+def _own_objective(draft: Draft) -> None:
+    """An objective of the user's gives a loss; asked once the classes are known."""
+    section, objective, classes = draft.get("objective", Named), draft.objective, draft.classes
+    if objective is not None and classes is not None and is_own(section.name):
+        draft.build("objective", lambda: check_loss(section.name, objective, classes))
+
+
+def _data(draft: Draft) -> None:
     if data := draft.get("data", Data):
         draft.source = draft.build("data", lambda: info(data.name))
         if draft.source is not None:
@@ -135,11 +104,10 @@ def _optimizer(draft: Draft) -> None:
     section = draft.get("optimizer", Optimizer)
     if section is None:
         return
-    if section.name not in OPTIMIZERS:
+    if section.name not in OPTIMIZERS and not is_own(section.name):
         draft.note(f"optimizer.name: {unknown('optimizer', section.name, OPTIMIZERS.names())}")
-    elif not draft.option_faults("optimizer", section, own_options(section.name)):
-        any_model = nn.Linear(1, 1, device="meta")  # draws no weights
-        draft.optimizer = draft.build("optimizer", lambda: build_optimizer(section, any_model, Seed(0)))
+    elif is_own(section.name) or not draft.option_faults("optimizer", section, own_options(section.name)):
+        draft.optimizer = draft.build("optimizer", lambda: build_optimizer(section, trial_model(section), Seed(0)))
 
 
 def _flatness(draft: Draft) -> None:
@@ -160,6 +128,8 @@ def _flatness(draft: Draft) -> None:
     movers = [name for name, m in made.items() if m.moves_weights]
     if len(movers) > 1:
         draft.note(f"flatness: {' and '.join(movers)} both move the weights the loss sees; keep one of them")
+    if len(averaging := [name for name, m in made.items() if m.averages]) > 1:
+        draft.note(f"flatness: {' and '.join(averaging)} both keep an average; keep one of them")
     if draft.objective is not None and draft.objective.inner_loss == "none":
         for name in [n for n, m in made.items() if m.needs_attack]:
             draft.note(f"flatness {name}: it needs adversarial inputs, and the objective makes none; use at or trades")
@@ -185,8 +155,10 @@ def _schedule(draft: Draft) -> None:
         draft.note(f"schedule: {' and '.join(given)} belong to optimizer.lr and train.epochs")
         return
     epochs = math.inf if train is None else train.epochs  # a faulty train section must not hide faults here
-    options = {"lr": 0.0, "epochs": epochs, **schedule.options}
-    draft.build("schedule", lambda: SCHEDULES.make(schedule.name, **options))
+    options = {"lr": getattr(draft.get("optimizer", Optimizer), "lr", 0.0), "epochs": epochs, **schedule.options}
+    made = draft.build("schedule", lambda: SCHEDULES.make(schedule.name, **options))
+    if made is not None and is_own(schedule.name) and train is not None:
+        draft.build("schedule", lambda: check_rates(schedule.name, made))
 
 
 def _network(draft: Draft) -> None:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from flatrock.core.bands import Band, bands_text
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import is_own
 from flatrock.core.numbers import number, scalar
 
 
@@ -279,7 +280,7 @@ class Recipe(Section):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep"):
             train.pop(free)
-        objective = keys["objective"]
+        objective = {} if is_own(self.objective.name) else keys["objective"]  # options of the user's are all kept
         objective.pop("helper", None)  # where it lies; a run's state knows its weights
         if model["weights"] is not None:
             model["weights"] = "given"  # the same

@@ -23,9 +23,9 @@ from flatrock.models.pretrained import fitted, load_pretrained, of_file
 from flatrock.models.vit import Attention
 from flatrock.models.weights import read_weights
 from flatrock.models.wrapping import Pair
+from flatrock.recipes.draft import Draft
 from flatrock.recipes.leak import leak, leak_known, seen_by
 from flatrock.recipes.pieces import build_model
-from flatrock.recipes.rules import Draft
 from flatrock.recipes.schema import Network, Recipe
 from flatrock.recipes.source import how_to_train, open_run
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from flatrock.attacks.catalog import Spec
 from flatrock.core.tensorfile import weights_digest
 from flatrock.data.dataset import Dataset
-from flatrock.evaluation.plans import Spec, make_plan, with_transfer
+from flatrock.evaluation.plans import make_plan, with_transfer
 from flatrock.recipes.restore import Source, check_beside, facts, open_checkpoint, restored
 
 

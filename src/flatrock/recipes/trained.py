@@ -92,7 +92,7 @@ def open_trained(
     if not isinstance(source, ForeignModel):
         if wrong := faults():
             raise ConfigError(f"the {what} cannot start:", tuple(wrong))
-        return _of_run(source, which, data_folder)
+        return _of_run(source, which, data_folder, progress)
     if which != "auto":
         raise ConfigError(f"which={which!r} is of a run; say ForeignModel(which={which!r})")
     wrong = [*part_faults(on), *([] if attack is None else caught("attack", lambda: parse_attack(attack))), *faults()]
@@ -101,9 +101,9 @@ def open_trained(
     return _of_foreign(source, foreign, source.threat if threat else None, folder, data_folder)
 
 
-def _of_run(source: Source, which: str, data_folder: Path | None) -> Trained:
+def _of_run(source: Source, which: str, data_folder: Path | None, progress: Progress | None) -> Trained:
     path, tensors, meta = open_checkpoint(source, which)
-    model, recipe = restored(path, tensors, meta)
+    model, recipe = restored(path, tensors, meta, progress)
 
     def fits(data: Dataset, where: torch.device) -> dict[str, Any]:
         check_fit(model, data)

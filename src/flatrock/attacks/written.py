@@ -1,0 +1,108 @@
+"""Attacks of the user's: what one must be, and a function as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from flatrock.core.errors import ThreatError, is_plain
+from flatrock.core.guests import origin
+from flatrock.core.numbers import plain
+from flatrock.core.own import Own
+from flatrock.core.rng import SampleGen
+from flatrock.core.threat import Threat
+from flatrock.core.types import Attack
+
+
+@dataclass(frozen=True, repr=False)
+class Written:
+    """A function as an attack: function(model, x, y, threat, gen, **options), which is held to ball and box.
+
+    Where it has an argument `early_stop` it is told whether broken samples may leave. Its passes are not known: a cost
+    is estimated as if it made one, or as many as its option `steps`.
+    """
+
+    function: Callable[..., Tensor]
+    options: Mapping[str, Any]
+    mixed_labels: ClassVar[bool] = False
+    bounded: ClassVar[bool] = True
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
+    ) -> Tensor:
+        """What the function returns."""
+        heeds = "early_stop" in inspect.signature(self.function).parameters
+        return self.function(model, x, y, threat, gen, **self.options, **({"early_stop": early_stop} if heeds else {}))
+
+    def passes(self, classes: int) -> int:
+        """Forward passes, as far as `steps` tells."""
+        default = inspect.signature(self.function).parameters.get("steps")
+        steps = self.options.get("steps", 1 if default is None else default.default)
+        return steps if isinstance(steps, int) else 1
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        return f"{called(self.function)}({said})"
+
+
+OWN = Own[Attack](
+    "an attack",
+    "`def climb(model, x, y, threat, gen, *, steps: int = 10) -> Tensor`, or a class with `mixed_labels = False`, "
+    "`bounded = True`, `def passes(self, classes)` and "
+    "`def __call__(self, model, x, y, threat, gen, *, early_stop=False)`",
+    calls={"__call__": "model, x, y, threat, gen, *, early_stop", "passes": "classes"},
+    attributes=("mixed_labels", "bounded"),
+    returns=Tensor,
+    given=("early_stop",),
+    asked="model, x, y, threat, gen",
+    wrapped=Written,
+)
+
+
+def called(thing: object) -> str:
+    """The name of a class or function, or of the class of an object."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+def is_ours(attack: Attack) -> bool:
+    """Whether an attack, or the one behind a transfer, came with flatrock."""
+    behind = getattr(attack, "by", attack)
+    return type(behind).__module__.startswith("flatrock.") and not isinstance(behind, Written)
+
+
+def described(attack: Attack) -> dict[str, Any]:
+    """The kind and the options of an attack of the user's, as far as a file can hold them, and where its code lies."""
+    if isinstance(attack, Written):
+        kind, options, code = called(attack.function), dict(attack.options), origin(attack.function)
+    else:
+        names: list[str] = [f.name for f in dataclasses.fields(attack)] if dataclasses.is_dataclass(attack) else []
+        told = {name: getattr(attack, name) for name in names} or getattr(attack, "__dict__", {})
+        kind, options, code = called(type(attack)), dict(told), origin(attack)
+    return {
+        "kind": kind,
+        **{k: plain(v) for k, v in options.items() if is_plain(v)},
+        **({"code": code} if code else {}),
+    }
+
+
+def tried(
+    attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
+) -> Tensor:
+    """What an attack returns; one of the user's gives a tensor like x, and leaves x as it is: it is measured by it."""
+    if is_ours(attack):
+        return attack(model, x, y, threat, gen, early_stop=early_stop).detach()
+    written = x._version
+    x_adv: object = attack(model, x, y, threat, gen, early_stop=early_stop)
+    if x._version != written:
+        raise ThreatError(f"{attack!r} writes into its input, by which it is measured; let it begin with x.clone()")
+    if not isinstance(x_adv, Tensor) or x_adv.dtype != x.dtype:
+        found = x_adv.dtype if isinstance(x_adv, Tensor) else type(x_adv).__name__
+        raise ThreatError(
+            f"{attack!r} returned {found}, not inputs like those it got ({x.dtype}); return a changed copy"
+        )
+    return x_adv.detach()

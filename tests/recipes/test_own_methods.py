@@ -1,0 +1,270 @@
+"""Methods of one's own in a recipe: copies of built-in ones train the same weights; a run knows its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interrupted import Ends
+from own_cases import METHODS, among_methods
+from torch import Tensor
+from typer.testing import CliRunner
+
+import flatrock
+from flatrock.cli.main import app
+from flatrock.core.errors import ConfigError, StateError
+from flatrock.core.files import sha256
+from flatrock.core.progress import Silent
+from flatrock.core.tensorfile import load
+from flatrock.recipes.cost import estimate
+from flatrock.recipes.evaluate import evaluate_run
+from flatrock.recipes.load import load_recipe
+from flatrock.recipes.pieces import recipe_hash
+
+SHORT: dict[str, Any] = {
+    "train": {"epochs": 2, "batch_size": 50, "tensorboard": False},
+    "threat": {"norm": "linf", "eps": 0.02},  # of a network that learns at once none collapses
+    "attack__steps": 2,
+    "select": {"size": 50, "attack": "pgd-2"},
+    "device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def methods(tmp_path: Path) -> Iterator[Path]:
+    with among_methods(tmp_path) as file:
+        yield file
+
+
+def weights(run: str, name: str = "last") -> dict[str, Tensor]:
+    return {k: v for k, v in load(Path(run) / f"{name}.safetensors")[0].items() if k.startswith("model/")}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+OWN = {
+    "objective": ({"objective": {"name": "mymethods:Trades", "beta": 3}}, {"objective": {"name": "trades", "beta": 3}}),
+    "no method": ({"flatness": ["mymethods:Nothing"]}, {}),
+    "flatness": (
+        {"flatness": [{"name": "mymethods:Climber", "rho": 0.1}]},
+        {"flatness": [{"name": "sam", "rho": 0.1}]},
+    ),
+    "attack": (
+        {"objective__name": "at", "attack": {"name": "mymethods:climb", "steps": 3}},
+        {"objective__name": "at", "attack": {"name": "pgd", "steps": 3}},
+    ),
+    "attack, a class": (
+        {"objective__name": "at", "attack": {"name": "mymethods:Climb", "steps": 3, "step_size": "1/20"}},
+        {"objective__name": "at", "attack": {"name": "pgd", "steps": 3, "step_size": "1/20"}},
+    ),
+    "optimizer": ({"optimizer__name": "mymethods:sgd", "optimizer__nesterov": True}, {"optimizer__nesterov": True}),
+    "schedule": ({"schedule": {"name": "mymethods:fall"}}, {"schedule": {"name": "cosine"}}),
+    "schedule, a class": (
+        {"schedule": {"name": "mymethods:Fall", "clock": "epoch"}},
+        {"schedule": {"name": "cosine", "clock": "epoch"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_copy_of_a_built_in_method_trains_the_same_weights(kind: str) -> None:
+    mine, theirs = OWN[kind]
+    how = SHORT if "attack" not in mine else {k: v for k, v in SHORT.items() if k != "attack__steps"}
+    flatrock.train("digits_trades", **mine, **how, folder="runs/mine")
+    flatrock.train("digits_trades", **theirs, **how, folder="runs/theirs")
+    assert same(weights("runs/mine"), weights("runs/theirs"))
+
+
+def test_a_penalty_is_part_of_the_loss_and_of_the_records() -> None:
+    run = flatrock.train("digits_at", **SHORT, flatness=[{"name": "mymethods:Smaller"}], folder="runs/mine")
+    flatrock.train("digits_at", **SHORT, folder="runs/plain")
+    assert run.records[-1].terms["smaller"] > 0
+    assert not same(weights("runs/mine"), weights("runs/plain"))
+
+
+SMOOTH = """
+class Smooth(Trades):
+    def __init__(self, *, label_smoothing: float = 0.1) -> None:
+        super().__init__()
+"""
+
+
+def test_the_hash_knows_name_and_options(methods: Path) -> None:
+    def of(**over: Any) -> str:
+        return recipe_hash(load_recipe("digits_trades", over))
+
+    mine = {"objective": {"name": "mymethods:Trades"}}
+    assert of(**mine) == of(**mine) != of()
+    assert of(**mine) != of(objective={"name": "mymethods:Trades", "beta": 5})
+    smooth = {"name": "mymethods:Smooth"}  # a key that is left out of the hash of built-in objectives at 0
+    methods.write_text(METHODS + SMOOTH)
+    assert of(objective=smooth) != of(objective={**smooth, "label_smoothing": 0.0})
+
+
+def test_an_option_is_changed_on_the_command_line_and_the_cost_is_told() -> None:
+    words = ["flatness=[mymethods:Smaller]", "flatness.mymethods:Smaller.weight=0.5", "attack.name=mymethods:climb"]
+    recipe = load_recipe("digits_at", [*words, "attack.steps=7"])
+    assert recipe.flatness[0].options == {"weight": 0.5}
+    cost = estimate(recipe, device=torch.device("cpu"))
+    assert cost.forwards_per_step == 7 + 2  # AT makes no clean pass, the penalty looks at one
+    done = CliRunner().invoke(app, ["check", "digits_at", *words])
+    assert done.exit_code == 0, done.output
+    assert "mymethods:climb" in done.output
+
+
+def test_adam_goes_on_bit_identically(methods: Path) -> None:
+    how = {**SHORT, "optimizer": {"name": "mymethods:Adam", "lr": 1e-3, "momentum": 0, "eps": 1e-6}}
+    how["train"] = {**SHORT["train"], "save_seconds": 1e-9}
+    flatrock.train("digits_at", **how, folder="runs/whole")
+    with pytest.raises(KeyboardInterrupt):
+        flatrock.train("digits_at", **how, folder="runs/parts", progress=Ends(4, KeyboardInterrupt))
+    flatrock.train("digits_at", **how, folder="runs/parts", resume=True)
+    assert same(weights("runs/whole"), weights("runs/parts"))
+
+
+class Hears(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_a_run_knows_the_files_and_says_if_one_changed(methods: Path) -> None:
+    how = {**SHORT, "objective": {"name": "mymethods:Trades"}, "folder": "runs/mine"}
+    with pytest.raises(KeyboardInterrupt):
+        flatrock.train("digits_trades", **how, progress=Ends(4, KeyboardInterrupt))
+    info = json.loads(Path("runs/mine/run.json").read_text())
+    assert info["provenance"]["own"] == {"mymethods.py": sha256(METHODS)}
+    methods.write_text(METHODS + "\n# mended\n")
+    hears = Hears()
+    flatrock.train("digits_trades", **how, resume=True, progress=hears)
+    assert [text for text in hears.said if "mymethods.py changed since the run was last at work" in text]
+    info = json.loads(Path("runs/mine/run.json").read_text())
+    assert info["resumed"][-1]["own"] == {"mymethods.py": sha256(METHODS + "\n# mended\n")}
+    hears = Hears()
+    flatrock.train("digits_trades", **how, resume=True, progress=hears)
+    assert not [text for text in hears.said if "changed" in text]
+    methods.write_text(METHODS)
+    with pytest.warns(UserWarning, match=r"mymethods.py changed since the run was last at work"):
+        flatrock.train("digits_trades", **how, resume=True)
+
+
+def test_a_run_of_built_in_methods_names_no_files() -> None:
+    flatrock.train("digits_at", **SHORT, folder="runs/plain")
+    assert "own" not in json.loads(Path("runs/plain/run.json").read_text())["provenance"]
+
+
+def test_two_devices_import_them_too() -> None:
+    mine = {"objective": {"name": "mymethods:Trades"}, "flatness": ["mymethods:Smaller"]}
+    mine |= {"attack": {"name": "mymethods:climb", "steps": 2}}
+    how = {k: v for k, v in SHORT.items() if k not in ("attack__steps", "device")}
+    run = flatrock.train("digits_trades", **mine, **how, folder="runs/two", device=["cpu", "cpu"])
+    assert run.status == "finished"
+    assert run.records[-1].terms["smaller"] > 0
+
+
+# Runs whose methods are not here any more
+
+EVERYTHING: dict[str, Any] = {
+    "objective": {"name": "mymethods:Trades"},
+    "flatness": ["mymethods:Smaller"],
+    "attack": {"name": "mymethods:climb", "steps": 2},
+    "optimizer": {"name": "mymethods:Adam", "lr": 1e-3, "momentum": 0},
+    "schedule": {"name": "mymethods:fall"},
+    "evaluate": {"attacks": ["pgd-2", "mymethods:climb:steps=2"]},
+    "select": {"size": 20, "attack": "mymethods:climb-1"},
+}
+
+
+def trained_elsewhere(methods: Path, **more: Any) -> dict[str, Tensor]:
+    how = {k: v for k, v in SHORT.items() if k not in ("attack__steps", "select")}
+    flatrock.train("digits_trades", **(EVERYTHING | more), **how, folder="runs/mine")
+    before = flatrock.load("runs/mine").state_dict()
+    methods.unlink()
+    return before
+
+
+def test_a_run_is_loaded_without_the_methods_it_was_trained_with(methods: Path) -> None:
+    before = trained_elsewhere(methods)
+    with pytest.warns(UserWarning, match="could not be trained here, which is not needed to look at it") as told:
+        after = flatrock.load("runs/mine").state_dict()
+    assert same(before, after)
+    text = str(told[0].message)
+    for section in ("objective:", "flatness[0] mymethods:Smaller:", "attack:", "optimizer:", "schedule:"):
+        assert section in text
+    assert "'mymethods' is not a module of the current folder" in text
+
+
+def test_a_run_is_evaluated_without_them(methods: Path) -> None:
+    trained_elsewhere(methods)
+    hears = Hears()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = evaluate_run("runs/mine", attacks=["pgd-2"], limit=20, progress=hears)
+    assert 0 <= result.robust <= result.clean
+    assert sum("could not be trained here" in text for text in hears.said) == 1
+    with pytest.raises(ConfigError, match="'mymethods' is not a module of the current folder"):
+        evaluate_run("runs/mine", limit=20, progress=hears)  # the recipe's own attacks need it
+    done = CliRunner().invoke(app, ["eval", "runs/mine", "--attacks", "pgd-1", "--limit", "20", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert "could not be trained here" in " ".join(done.output.split())
+
+
+def test_it_is_not_resumed_without_them(methods: Path) -> None:
+    trained_elsewhere(methods)
+    with pytest.raises(ConfigError, match="'mymethods' is not a module of the current folder"):
+        flatrock.train("runs/mine/recipe.yaml", folder="runs/mine", resume=True)
+
+
+def test_a_name_that_nobody_knows_is_told(methods: Path) -> None:
+    """Registered at run time, or renamed since."""
+    from flatrock.objectives.catalog import OBJECTIVES
+    from flatrock.objectives.trades import TRADES
+
+    OBJECTIVES.add("for_a_test", TRADES, "registered here")
+    try:
+        flatrock.train("digits_trades", **SHORT, objective={"name": "for_a_test"}, folder="runs/mine")
+    finally:
+        del OBJECTIVES._entries["for_a_test"]
+    with pytest.warns(UserWarning, match="objective: unknown objective 'for_a_test'"):
+        flatrock.load("runs/mine")
+
+
+def test_what_loading_needs_is_still_refused() -> None:
+    flatrock.train("digits_at", **SHORT, folder="runs/mine")
+    from flatrock.recipes.restore import trained_recipe
+
+    raw = load(Path("runs/mine/last.safetensors"))[1]["recipe"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained_recipe(raw, "it").name == "digits_at"
+    for section, message in (("model", "unknown model 'gone'"), ("data", "unknown dataset 'gone'")):
+        with pytest.raises(ConfigError, match=message):
+            trained_recipe({**raw, section: {**raw[section], "name": "gone"}}, "it")
+    with pytest.raises(StateError):
+        flatrock.load("runs/nothing")
+
+
+def test_the_page_shows_what_works(methods: Path) -> None:
+    """The file and the commands of docs/own_methods.md, all five kinds at once."""
+    text = (Path(__file__).parents[2] / "docs" / "own_methods.md").read_text()
+    source, recipe, commands = (re.search(rf"```{kind}\n(.*?)```", text, re.S)[1] for kind in ("py", "yaml", "sh"))  # type: ignore[index]
+    methods.write_text(source)
+    Path("mine.yaml").write_text(recipe)
+    for command in commands.splitlines():
+        words = shlex.split(command)[1:]
+        words += {"train": ["--device", "cpu"], "eval": ["--limit", "20", "--device", "cpu"]}.get(words[0], [])
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    assert "near" in json.loads(Path("runs/mine/metrics.jsonl").read_text().splitlines()[0])["terms"]
+    assert len(list(Path("runs/mine").glob("result-*climb*.json"))) == 1
