@@ -95,11 +95,12 @@ def _listened(call: Callable[_P, _R]) -> Callable[_P, _R]:
 evaluate = _listened(_evaluate)
 
 
-def train(recipe: str | Path, *, progress: Progress | bool | None = None, **overrides: Any) -> Run:
+def train(recipe: str | Path | Run, *, progress: Progress | bool | None = None, **overrides: Any) -> Run:
     """Train a recipe (a library name or a YAML file) and return the run.
 
     Overrides are recipe keys: `train={"epochs": 3}`, `train__epochs=3` or `**{"train.epochs": 3}`. The keywords folder,
-    data_dir, download, device, resume and overwrite steer the run itself; see `flatrock.recipes.train`.
+    data_dir, download, device, resume and overwrite steer the run itself; see `flatrock.recipes.train`. A run, or its
+    folder, may stand for the recipe to be continued: `train("runs/digits_at", resume=True)`.
     `progress=True` shows a bar on the console; a listener of one's own is a `flatrock.core.progress.Progress`.
     """
     from flatrock.recipes.train import train_recipe  # here, so that importing flatrock needs torch and numpy alone

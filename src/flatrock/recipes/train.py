@@ -16,13 +16,13 @@ from flatrock.core.runs import Run
 from flatrock.core.threat import L2, Linf
 from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job
-from flatrock.recipes.load import load_recipe
+from flatrock.recipes.load import load_recipe, place_of
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.together import train_together
 
 
 def train_recipe(
-    recipe: Recipe | str | Path,
+    recipe: Recipe | Run | str | Path,
     *,
     folder: str | Path | None = None,
     data_dir: str | Path | None = None,
@@ -35,16 +35,18 @@ def train_recipe(
 ) -> Run:
     """Load, build and train; bad input raises before anything is written.
 
+    With `resume` a run, or its folder, may stand for the recipe: it goes on where it is, as it began.
     Several devices share every batch, a process on each; a script that asks for that does so behind
     `if __name__ == "__main__":`, because those processes read it, too.
     """
     _check_torch()
     if isinstance(recipe, Recipe) and overrides:
         raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, written(overrides))
+    source = recipe.folder if isinstance(recipe, Run) else recipe
+    chosen = source if isinstance(source, Recipe) else load_recipe(source, written(overrides), resume=resume)
     devices = pick_devices(device)
     how: dict[str, Any] = {
-        "folder": None if folder is None else Path(folder),
+        "folder": place_of(source, folder, resume=resume),
         "data_folder": None if data_dir is None else Path(data_dir),
         "download": download,
         "resume": resume,
