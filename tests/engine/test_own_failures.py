@@ -130,7 +130,7 @@ def test_memory_has_a_cure_and_a_closed_pipe_is_no_failure(own: Path, plain_job:
         with pytest.raises(kind) as caught:
             train(replace(job, probe=raising(error)), overwrite=True)
         ended = kind is TrainingError
-        assert folder.read_info()["status"] == ("failed" if ended else "running")
+        assert folder.read_info()["status"] == ("failed" if ended else "interrupted")
         assert folder.failure.exists() == ended
         size = job.recipe["train"]["batch_size"]
         told = f"OutOfMemoryError: full; lower train.batch_size from {size} (where: "
@@ -175,7 +175,7 @@ class Raises(nn.Module):
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ZeroDivisionError("oh"), "failed"), (MemoryError(), "failed"), (KeyboardInterrupt(), "running")],
+    [(ZeroDivisionError("oh"), "failed"), (MemoryError(), "failed"), (KeyboardInterrupt(), "interrupted")],
 )
 def test_resuming_after_it(
     make_job: MakeJob,

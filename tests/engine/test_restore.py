@@ -71,7 +71,7 @@ def test_a_running_run_can_be_looked_at(make_job: Callable[..., Job], run: Path,
     (run / "state.safetensors").write_bytes(b"")
     with pytest.raises(KeyboardInterrupt):
         train(make_job(run), resume=True, progress=stopper(11))
-    assert RunFolder(run).run().status == "running"
+    assert RunFolder(run).run().status == "interrupted"
     assert all(torch.equal(v, truth[k]) for k, v in load(run).state_dict().items())
     assert load(run, which="last") is not None
 

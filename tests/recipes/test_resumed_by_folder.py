@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,25 @@ def call(*words: str) -> tuple[int, str]:
 
 def weights(folder: Path) -> dict[str, bytes]:
     return {name: t.numpy().tobytes() for name, t in load(folder / "last.safetensors")[0].items()}
+
+
+def test_sigterm_ends_the_command_as_ctrl_c_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"{key.replace('__', '.')}={value}" for key, value in KEYS.items()]
+    begin = [sys.executable, "-m", "flatrock", "train", "digits_standard", *words, "train.epochs=100000"]
+    process = subprocess.Popen([*begin, "--device", "cpu"], stderr=subprocess.PIPE, text=True)
+    folder, deadline = RunFolder(Path("runs/digits_standard")), time.monotonic() + 60
+    while not (folder.metrics.exists() and folder.metrics.stat().st_size):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    assert folder.unfinished() == "a process is training it now"
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "interrupted by SIGTERM; the same command with --resume continues from the last saved state" in said
+    assert folder.unfinished() == "interrupted: SIGTERM"
+    assert folder.run().records
+    folder.check_resumable()
 
 
 def test_the_command_goes_on_to_the_same_bits(stopped: Path) -> None:
@@ -94,6 +116,12 @@ def test_a_name_of_the_library_is_a_recipe_whatever_lies_here(stopped: Path, mon
     with pytest.warns(UserWarning, match="nothing to resume in runs/digits_standard"):
         run = flatrock.train("digits_standard", resume=True, **KEYS)
     assert run.folder == Path("runs/digits_standard")
+
+
+def test_who_listens_must_be_callable(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="on_epoch must be a function of an epoch's record, got 3"):
+        flatrock.train("digits_at", folder=tmp_path / "run", on_epoch=3)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
 
 
 def test_folders_that_are_no_run(stopped: Path) -> None:

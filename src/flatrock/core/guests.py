@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.processes import Terminated
 from flatrock.core.rng import Seed, kept_global_rng
 
 
@@ -113,6 +114,8 @@ def imported(name: str, *, cure: str) -> object:
                     f"there is no module {error.name!r} {where}; go to the folder that holds it"
                 ) from error
             raise ConfigError(f"module {name!r} needs {error.name!r}, which is not installed") from error
+        except Terminated:
+            raise
         except SystemExit as error:
             raise ConfigError(
                 f"module {name!r} is a program that runs and ends when it is imported; {cure} in a file of its own"

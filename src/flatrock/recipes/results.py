@@ -38,8 +38,8 @@ def collect_run(path: Path) -> Row:
     """
     folder = RunFolder(path)
     info = folder.read_info()
-    if info["status"] == "running":
-        raise StateError(f"run {path} is not finished; train on with --resume")
+    if why := folder.unfinished():
+        raise StateError(f"run {path} is not finished ({why}); train on with --resume")
     run, recipe = folder.run(), stored_recipe(folder)
     certificate = dict(info.get("provenance", {}))
     resumed = [str(again.get("commit")) for again in info.get("resumed", [])]
