@@ -59,7 +59,7 @@ def test_awkward_folder_and_a_run_without_best_epoch(tmp_path: Path) -> None:
     done = flatrock("train", "digits_at", *words)
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert lines[0].startswith("truncated: 1 epochs, ")
+    assert lines[0].startswith("truncated: 1 epoch, ")
     assert "no best epoch: every epoch predicted one class (collapsed)" in lines
     assert f"run folder {tmp_path / AWKWARD}" in lines
     assert (tmp_path / AWKWARD / "curves.png").is_file()

@@ -146,3 +146,9 @@ def test_damaged_weights_are_not_evaluated(run: Path) -> None:
     (run / "best.safetensors").write_bytes(content)
     with pytest.raises(StateError, match=r"best\.safetensors is damaged \(its digest does not match\)"):
         evaluate_run(run, attacks=ATTACKS)
+
+
+def test_what_was_never_a_checkpoint_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "mynets.py").write_text("import torch\n")
+    with pytest.raises(StateError, match=r"mynets\.py is no checkpoint .*; name a run folder or a checkpoint in it$"):
+        load(tmp_path / "mynets.py")

@@ -106,7 +106,8 @@ def _summary(done: Run) -> list[str]:
     seconds = sum(r.seconds for r in done.records)
     elapsed = done.records[-1].elapsed if done.records else None
     whole = "" if elapsed is None else f", {elapsed:.1f} s with probes and checkpoints"
-    lines = [f"{done.status}: {len(done.records)} epochs, {seconds:.1f} s of training{whole}"]
+    epochs = f"{len(done.records)} epoch{'' if len(done.records) == 1 else 's'}"
+    lines = [f"{done.status}: {epochs}, {seconds:.1f} s of training{whole}"]
     if best is None:
         lines.append("no best epoch: every epoch predicted one class (collapsed)")
     else:

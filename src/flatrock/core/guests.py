@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
@@ -121,16 +122,37 @@ def imported(name: str, *, cure: str) -> object:
                 f"module {name!r} is a program that runs and ends when it is imported; {cure} in a file of its own"
             ) from error
         except Exception as error:  # it is the user's code: anything can happen
-            raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}") from error
+            raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}{line_of(error)}") from error
+
+
+# What a recipe can name when what it is to name was typed into a notebook.
+WRITE_FILE = (
+    "write it to a .py file of the current folder, in a notebook with `%%writefile mine.py` above it, and name it "
+    "'mine:make'"
+)
+
+
+def check_name(name: str) -> None:
+    """The module is not the notebook, prompt or script itself, which nobody else can find."""
+    if name == "__main__":
+        raise ConfigError(f"'__main__' is the notebook or script that runs now, which nobody finds later; {WRITE_FILE}")
 
 
 def check_place(name: str, *, what: str) -> None:
     """The module is a file of the current folder; looked up, not imported."""
+    check_name(name)
     if local(name) is None:
         raise ConfigError(
             f"{name!r} is not a module of the current folder, {Path.cwd() / f'{name}.py'}; a recipe may name no other: "
             f"go to the folder that holds yours, and for {what} of a package write a function there"
         )
+
+
+def line_of(error: BaseException) -> str:
+    """` (mine.py:4)`: the last line in a file of the current folder that an error came by; nothing if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve().parent == Path.cwd()]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def required(found: Callable[..., Any]) -> list[str]:

@@ -15,6 +15,7 @@ from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.pieces import data_shape, model_options
 from flatrock.recipes.rules import INNER_ATTACKS, Draft, examined
 from flatrock.recipes.schema import About, Evaluate, Network, Recipe
+from flatrock.recipes.wording import fault
 
 # Where a call gives a thing of Python's in the place of a section: how it is named instead.
 OBJECTS = {
@@ -121,8 +122,7 @@ def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:
             cure = f"; write [{e['input']}]" if e["input"] is not None and is_plain(e["input"]) else ""
             texts.append(f"{where}: got {shown(e['input'])}, but this is a list{cure}")
         else:
-            got, rule = f"got {shown(e['input'])}", e["msg"].removeprefix("Value error, ")
-            texts.append(f"{where}: {rule}" if rule.endswith(got) else f"{where}: {got}, {rule}")
+            texts.append(fault(where, e))
     return texts
 
 

@@ -148,7 +148,7 @@ def _find(source: str | Path, *, resume: bool = False) -> Path:
             return recipe_file(source, resume=resume)
         if path.is_dir():
             raise ConfigError(f"{source} is a folder, neither a recipe nor a run: it has no run.json")
-        raise ConfigError(unknown("recipe", str(source), recipe_names()) + "; see `flatrock ls recipes`")
+        raise ConfigError(unknown("recipe", str(source), recipe_names(), more=" (see `flatrock ls recipes`)"))
     return library()[str(source)]
 
 
