@@ -102,7 +102,7 @@ def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     run = fake_run(tmp_path, NAME, FOUND, status="running")
     with pytest.raises(StateError, match=r"not finished \(its process is gone\); train on with --resume"):
         collect_run(run)
-    with pytest.raises(StateError, match=r"\(a process is training it now\)"), RunFolder(run).locked():
+    with pytest.raises(StateError, match=r"\(a process is training it now\); wait for it$"), RunFolder(run).locked():
         collect_run(run)
     RunFolder(run).write_info(status="interrupted", reason="SIGTERM")
     with pytest.raises(StateError, match=r"\(interrupted: SIGTERM\); train on with --resume"):

@@ -38,8 +38,7 @@ def collect_run(path: Path) -> Row:
     """
     folder = RunFolder(path)
     info = folder.read_info()
-    if why := folder.unfinished():
-        raise StateError(f"run {path} is not finished ({why}); train on with --resume")
+    folder.check_ended()
     run, recipe = folder.run(), stored_recipe(folder)
     certificate = dict(info.get("provenance", {}))
     resumed = [str(again.get("commit")) for again in info.get("resumed", [])]
