@@ -23,7 +23,7 @@ from flatrock.core.errors import (
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import VERSION as __version__
 from flatrock.core.records import Result
-from flatrock.core.runs import Run
+from flatrock.core.runs import EpochRecord, Run
 from flatrock.core.threat import L2, Linf
 from flatrock.evaluation.evaluate import evaluate as _evaluate
 from flatrock.models.catalog import create_model
@@ -95,17 +95,26 @@ def _listened(call: Callable[_P, _R]) -> Callable[_P, _R]:
 evaluate = _listened(_evaluate)
 
 
-def train(recipe: str | Path, *, progress: Progress | bool | None = None, **overrides: Any) -> Run:
+def train(
+    recipe: str | Path | Run,
+    *,
+    progress: Progress | bool | None = None,
+    on_epoch: Callable[[EpochRecord], object] | None = None,
+    **overrides: Any,
+) -> Run:
     """Train a recipe (a library name or a YAML file) and return the run.
 
     Overrides are recipe keys: `train={"epochs": 3}`, `train__epochs=3` or `**{"train.epochs": 3}`. The keywords folder,
-    data_dir, download, device, resume and overwrite steer the run itself; see `flatrock.recipes.train`.
+    data_dir, download, device, resume and overwrite steer the run itself; see `flatrock.recipes.train`. A run, or its
+    folder, may stand for the recipe to be continued: `train("runs/digits_at", resume=True)`.
     `progress=True` shows a bar on the console; a listener of one's own is a `flatrock.core.progress.Progress`.
+    `on_epoch` is called with the record of every epoch once that is stored; what it raises interrupts the run, which
+    can be resumed, and is raised here.
     """
     from flatrock.recipes.train import train_recipe  # here, so that importing flatrock needs torch and numpy alone
 
     with _listener(progress) as listener:
-        return train_recipe(recipe, progress=listener, **overrides)
+        return train_recipe(recipe, progress=listener, on_epoch=on_epoch, **overrides)
 
 
 def reproduce(

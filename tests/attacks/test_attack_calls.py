@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import flatrock
 from flatrock.attacks.boundary import minimal
 from flatrock.attacks.catalog import attack, parse_attack
 from flatrock.attacks.gradient import GradientAttack
@@ -104,3 +105,34 @@ def test_half_precision_is_told_to_become_full(dtype: torch.dtype) -> None:
         evaluate(model.to(dtype), x, y, THREAT)
     with pytest.raises(ModelError, match=r"use model\.to\(x\.dtype\), or convert x"):
         evaluate(model.float(), x.double(), y, THREAT)
+
+
+def test_numbers_may_be_text_as_in_recipes() -> None:
+    model, x, y = nn.Linear(4, 3), torch.rand(5, 4), torch.zeros(5, dtype=torch.long)
+    made = [
+        flatrock.attack("pgd", model, x, y, flatrock.Linf("8/255"), steps=2, step_size=size)
+        for size in ("2/255", 2 / 255)
+    ]
+    assert torch.equal(*made)
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("pgd20", "pgd-20"), ("PGD-20", "pgd-20"), ("PGD_7:restarts=2", "pgd-7:restarts=2"), ("APGD-CE", "apgd-ce")],
+)
+def test_another_spelling_is_answered_with_the_right_one(asked: str, meant: str) -> None:
+    model, x, y = nn.Linear(4, 3), torch.rand(5, 4), torch.zeros(5, dtype=torch.long)
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'\\?$"):
+        flatrock.attack(asked, model, x, y, flatrock.Linf(0.1))
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'\\?"):
+        flatrock.evaluate(model, x, y, flatrock.Linf(0.1), attacks=[asked])
+    with pytest.raises(ConfigError, match="did you mean 'autoattack'"):
+        flatrock.evaluate(model, x, y, flatrock.Linf(0.1), attacks=["AutoAttack"])
+
+
+def test_a_single_image_needs_a_batch() -> None:
+    model = flatrock.create_model("digits_cnn")
+    with pytest.raises(flatrock.ModelError, match=r"got \[1, 8, 8\]; give a batch of one: x\[None\]$"):
+        flatrock.attack("fgsm", model, torch.rand(1, 8, 8), torch.tensor([3]), flatrock.Linf(0.1))
+    with pytest.raises(flatrock.ThreatError, match=r"a single image needs a batch of one: x\[None\], y\.reshape\(1\)"):
+        flatrock.attack("fgsm", model, torch.rand(3, 8, 8), torch.tensor(3), flatrock.Linf(0.1))

@@ -99,7 +99,7 @@ def test_check_prints_recipe_parameters_steps_and_cost() -> None:
     done = flatrock("check", "digits_at", "threat.eps=8/255", "--device", "cpu")
     assert done.exit_code == 0, done.output
     assert "0.03137" in done.output
-    for word in ("parameters", "24,058", "steps", "passes", "PFLOP", "time", "hash"):
+    for word in ("parameters", "24,058", "steps", "passes", "GFLOP", "time", "hash"):
         assert word in done.output
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def test_awkward_folder_and_a_run_without_best_epoch(tmp_path: Path) -> None:
     done = flatrock("train", "digits_at", *words)
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert lines[0].startswith("truncated: 1 epochs, ")
+    assert lines[0].startswith("truncated: 1 epoch, ")
     assert "no best epoch: every epoch predicted one class (collapsed)" in lines
     assert f"run folder {tmp_path / AWKWARD}" in lines
     assert (tmp_path / AWKWARD / "curves.png").is_file()
@@ -146,6 +147,21 @@ def test_interruption_promises_only_what_the_command_has(
     assert done.exit_code == 130
     assert done.stderr.lstrip().startswith(text)
     assert ("--resume" in done.stderr) == (words[0] in ("train", "eval"))
+
+
+@pytest.mark.parametrize(("where", "command"), [("train.train_recipe", "train"), ("evaluate.evaluate_run", "eval")])
+def test_sigterm_is_an_interruption_too(monkeypatch: pytest.MonkeyPatch, where: str, command: str) -> None:
+    """As a scheduler sends it; whoever began the command sees by its exit code what it was."""
+
+    def asked(*args: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(f"flatrock.cli.{where}", asked)
+    before = signal.getsignal(signal.SIGTERM)
+    done = flatrock(command, "digits_at", *ON_CPU)
+    assert done.exit_code == 143
+    assert done.stderr.lstrip().startswith("interrupted by SIGTERM; the same command with --resume")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_closed_pipe_is_not_an_error_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,3 +167,14 @@ def test_every_truncation_is_noticed() -> None:
 def test_lines_that_were_never_sealed_are_refused(line: Any) -> None:
     with pytest.raises(StateError, match=r"damaged .*--resume"):
         unsealed(line, "log")
+
+
+def test_only_a_file_that_was_there_is_intact(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StateError, match=r"\(3 B\): .*continues with --resume\)$"):
+        write_atomic(tmp_path / "file" / "below", b"abc")
+    (tmp_path / ".kept.part").mkdir()
+    (tmp_path / "kept").write_text("x")
+    with pytest.raises(StateError, match=r"The previous file is intact$"):
+        write_atomic(tmp_path / "kept", b"abc")
+    assert (tmp_path / "kept").read_text() == "x"

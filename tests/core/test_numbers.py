@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.numbers import number, plain, scalar
+from flatrock.core.numbers import number, plain, scalar, scaled
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,19 @@ def test_numbers_of_other_kinds_become_pythons() -> None:
         assert found == wanted
         assert type(found) is type(wanted)
     assert plain(np.True_) is np.True_
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (0, "0 B"),
+        (17, "17 B"),
+        (1500, "1.5 kB"),
+        (7.19e9, "7.19 GB"),
+        (999e6, "999 MB"),
+        (3e15, "3 PB"),
+        (4e18, "4000 PB"),
+    ],
+)
+def test_sizes_have_the_unit_that_fits(value: float, told: str) -> None:
+    assert scaled(value, "B") == told

@@ -299,3 +299,15 @@ def test_birth_certificate_tells_code_machine_and_seed() -> None:
     assert born["device"].startswith("cpu")
     assert born["time"].endswith("+00:00")
     assert json.loads(json.dumps(born)) == born
+
+
+def test_a_run_is_a_line() -> None:
+    """In a notebook it stands below the cell that trained it."""
+    epochs = tuple(an_epoch(epoch=e, best_epoch=2, clean=0.875, robust=0.5) for e in (1, 2, 3))
+    assert repr(Run(Path("runs/a"), epochs, "finished")) == (
+        "Run('runs/a': finished, 3 epochs; best 2: clean 0.8750, robust 0.5000)"
+    )
+    assert repr(Run(Path("runs/a"), (), "running")) == "Run('runs/a': running, 0 epochs)"
+    mean = an_epoch(epoch=1, best_epoch=None, average_best_epoch=1, average_clean=0.25, average_robust=0.125)
+    told = "Run('runs/a': interrupted, 1 epoch; averaged, best 1: clean 0.2500, robust 0.1250)"
+    assert repr(Run(Path("runs/a"), (mean,), "interrupted")) == told

@@ -102,3 +102,9 @@ def test_very_many_choices_are_not_listed_in_full() -> None:
     assert "did you mean 'recipe_077'" in text
     assert "101 of them, such as recipe_000" in unknown("recipe", "@@@@@@@@", names)
     assert "known: a, b" in unknown("thing", "c", ["b", "a"])
+
+
+def test_choices_are_listed_once_and_the_question_comes_last() -> None:
+    told = unknown("key", "moment", ["lr", "momentum", "lr"], more=" (see there)")
+    assert told == "unknown key 'moment'; known: lr, momentum (see there); did you mean 'momentum'?"
+    assert unknown("key", "x9", ["lr"], near="x-9").endswith("known: lr; did you mean 'x-9'?")

@@ -113,7 +113,7 @@ def test_looking_changes_nothing(own: Path, plain_job: MakeJob) -> None:
 def test_a_network_that_fails_on_the_way(own: Path, plain_job: MakeJob) -> None:
     job = plain_job(own / "run", model={"name": "trial_nets:Fails"})
     with pytest.raises(
-        TrainingError, match=r"^IndexError: nobody \(trial_nets\.py, line 36\) \(where: .*failure\.txt\)\. "
+        TrainingError, match=r"^IndexError: nobody \(trial_nets\.py:36\) \(where: .*failure\.txt\)\. "
     ) as caught:
         train(job)
     assert isinstance(caught.value.__cause__, IndexError)
@@ -133,7 +133,7 @@ def test_memory_has_a_cure_and_a_closed_pipe_is_no_failure(own: Path, plain_job:
         with pytest.raises(kind) as caught:
             train(replace(job, probe=raising(error)), overwrite=True)
         ended = kind is TrainingError
-        assert folder.read_info()["status"] == ("failed" if ended else "running")
+        assert folder.read_info()["status"] == ("failed" if ended else "interrupted")
         assert folder.failure.exists() == ended
         size = job.recipe["train"]["batch_size"]
         told = f"{type(error).__name__}: {error}; lower train.batch_size from {size} (where: "
@@ -178,7 +178,7 @@ class Raises(nn.Module):
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ZeroDivisionError("oh"), "failed"), (MemoryError(), "failed"), (KeyboardInterrupt(), "running")],
+    [(ZeroDivisionError("oh"), "failed"), (MemoryError(), "failed"), (KeyboardInterrupt(), "interrupted")],
 )
 def test_resuming_after_it(
     make_job: MakeJob,

@@ -137,7 +137,9 @@ def test_resume_with_another_recipe_names_the_keys(make_job: MakeJob, run: Path)
     for line in ("seed: 4 there, 9 asked for", "optimizer.lr: 0.4 there, 0.2 asked for", "attack.steps: 1 there, 3"):
         assert line in text
     assert "momentum" not in text
-    assert text.endswith("repeat the overrides the run began with, or choose another --run-dir")
+    assert text.endswith(
+        f"(`flatrock train {run} --resume`), repeat the overrides it began with, or choose another --run-dir"
+    )
     assert contents(run) == before
 
 

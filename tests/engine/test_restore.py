@@ -71,7 +71,7 @@ def test_a_running_run_can_be_looked_at(make_job: Callable[..., Job], run: Path,
     (run / "state.safetensors").write_bytes(b"")
     with pytest.raises(KeyboardInterrupt):
         train(make_job(run), resume=True, progress=stopper(11))
-    assert RunFolder(run).run().status == "running"
+    assert RunFolder(run).run().status == "interrupted"
     assert all(torch.equal(v, truth[k]) for k, v in load(run).state_dict().items())
     assert load(run, which="last") is not None
 
@@ -146,3 +146,9 @@ def test_damaged_weights_are_not_evaluated(run: Path) -> None:
     (run / "best.safetensors").write_bytes(content)
     with pytest.raises(StateError, match=r"best\.safetensors is damaged \(its digest does not match\)"):
         evaluate_run(run, attacks=ATTACKS)
+
+
+def test_what_was_never_a_checkpoint_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "mynets.py").write_text("import torch\n")
+    with pytest.raises(StateError, match=r"mynets\.py is no checkpoint .*; name a run folder or a checkpoint in it$"):
+        load(tmp_path / "mynets.py")

@@ -48,7 +48,7 @@ def test_random_stops(
         saved = 3 * state["epoch"] + state["step_in_epoch"]
         # The listener stops before the state of its own step is stored.
         assert saved == (step - 1 if save_seconds == OFTEN else 3 * ((step - 1) // 3)), f"stops {stops}"
-        assert RunFolder(folder).read_info()["status"] == "running"
+        assert RunFolder(folder).read_info()["status"] == "interrupted"
     run = train(make_job(folder, train__save_seconds=save_seconds), resume=True)
     assert run.status == "finished"
     assert snapshot(folder) == small_shot, f"stops {stops}"

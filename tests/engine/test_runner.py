@@ -20,8 +20,9 @@ from flatrock.engine import runner as runner_module
 from flatrock.engine.craft import craft
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
-from flatrock.engine.loop import _note_memory, _probed, train
+from flatrock.engine.loop import train
 from flatrock.engine.loss import Stage, run_passes
+from flatrock.engine.memory import note_memory, probed
 from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.step import train_step
 from flatrock.models import joint as joint_module
@@ -469,15 +470,15 @@ def test_memory_on_record_is_that_of_training(
     folder.write_info(status="running", recipe_hash="0")
     cpu = make_job(tmp_path / "run")
     job = replace(cpu, device=torch.device("cuda"))
-    _note_memory(cpu, folder)
+    note_memory(cpu, folder)
     assert "peak_memory_bytes" not in folder.read_info()
     for now, kept in ((5, 5), (3, 5), (7, 7)):
         taken[0] = now
-        _note_memory(job, folder)
+        note_memory(job, folder)
         assert folder.read_info()["peak_memory_bytes"] == kept
-    _probed(cpu, cpu.model)
+    probed(cpu, cpu.model)
     assert not reset
-    _probed(job, cpu.model)
+    probed(job, cpu.model)
     assert reset == ["cache", "peak"]
 
 

@@ -221,7 +221,7 @@ def wrong(methods: Path) -> None:
         ("mymethods:Bare", "it has no attribute 'mixed_labels', and it has no attribute 'bounded'"),
         ("mymethods:NoStop", r"its __call__ must take \(.*early_stop\), it takes \(model, x, y, threat, gen\)"),
         ("mymethods:Outside", "attack 'mymethods:Outside' leaves the ball, which only training may"),
-        ("mymethods:Raises:steps=2", r"Raises\(steps=2\) raised LookupError: no luck today \(mymethods.py, line 63\)"),
+        ("mymethods:Raises:steps=2", r"Raises\(steps=2\) raised LookupError: no luck today \(mymethods.py:63\)"),
         ("my methods:climb", "does not name an attack; write file:name"),
         ("pgd:5", "expected option=value after ':', got '5'"),
     ],
@@ -243,7 +243,7 @@ def test_what_is_no_attack_is_refused_before_any_work(wrong: None, asked: Any, s
         ("number", ThreatError, r"number\(\) returned int, not inputs like those it got"),
         ("wide", ThreatError, r"wide\(\) returned torch.float64, not inputs like those it got \(torch.float32\)"),
         ("cut", ThreatError, r"cut\(\) changed the shape"),
-        ("fails", ConfigError, r"attack fails\(\) raised IndexError: .* \(mymethods.py, line 35\)"),
+        ("fails", ConfigError, r"attack fails\(\) raised IndexError: .* \(mymethods.py:35\)"),
     ],
 )
 def test_what_an_attack_may_not_do_is_told(wrong: None, asked: Any, name: str, kind: type, message: str) -> None:

@@ -83,7 +83,7 @@ def test_gradient_reaches_every_pixel_through_normalisation() -> None:
     [
         ("resnet20", (2, 3, 28, 28), r"expects inputs of shape \[n, 3, 32, 32\], got \[2, 3, 28, 28\]"),
         ("resnet20", (2, 1, 32, 32), r"\[n, 3, 32, 32\], got \[2, 1, 32, 32\]"),
-        ("resnet20", (3, 32, 32), r"\[n, 3, 32, 32\], got \[3, 32, 32\]; resize or batch"),
+        ("resnet20", (3, 32, 32), r"\[n, 3, 32, 32\], got \[3, 32, 32\]; give a batch of one: x\[None\]"),
         ("mnist_cnn", (2, 784), r"\[n, 1, 28, 28\], got \[2, 784\]"),
         ("moons_mlp", (5, 3), r"MoonsMLP expects inputs of shape \[n, 2\], got \[5, 3\]"),
     ],

@@ -79,7 +79,7 @@ def test_training_data_that_are_given_are_not_printed_and_the_way_is_told(given:
 def test_a_network_that_is_given_is_not_printed() -> None:
     with pytest.raises(ConfigError, match=r"model: got a Sequential, but .* model={'name': 'mynets:make'}"):
         flatrock.train("digits_at", model=MODEL)
-    with pytest.raises(ConfigError, match=r"data.name: got a TensorDataset, Input should be a valid string"):
+    with pytest.raises(ConfigError, match=r"data.name: got a TensorDataset, but it must be text"):
         flatrock.train("digits_at", data__name=SET)
 
 

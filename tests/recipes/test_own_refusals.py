@@ -229,7 +229,7 @@ def flat(*names: str) -> dict[str, Any]:
 
 
 def line(text: str) -> str:
-    return rf"\(mymethods.py, line {LINES[text]}\)"
+    return rf"\(mymethods.py:{LINES[text]}\)"
 
 
 CASES: list[tuple[dict[str, Any], str]] = [

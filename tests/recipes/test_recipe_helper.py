@@ -80,7 +80,10 @@ def test_a_run_that_is_not_finished_helps_only_by_a_checkpoint(standard: Path, t
     folder = tmp_path / "half"
     shutil.copytree(standard, folder)
     RunFolder(folder).write_info(status="running")
-    assert "half is not finished; train on with --resume, or name one of its checkpoints" in fault(folder, tmp_path)
+    assert (
+        "half is not finished (its process is gone); train on with --resume, or name one of its checkpoints"
+        in fault(folder, tmp_path)
+    )
     job = build_job(hat(folder / "last.safetensors"), folder=tmp_path / "run")
     assert job.provenance["helper"]["checkpoint"] == "last.safetensors"
 

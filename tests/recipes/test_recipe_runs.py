@@ -96,7 +96,9 @@ def test_who_evaluates_an_unfinished_run_is_told(run_folder: Path) -> None:
     said = Listener()
     result = evaluate_run(run_folder, attacks=["fgsm"], limit=50, progress=said)
     assert result.provenance["unfinished"] == "2 of 2 epochs"
-    assert said.lines == ["the run is not finished (2 of 2 epochs): this is best.safetensors as it is now"]
+    assert said.lines == [
+        "the run is not finished (2 of 2 epochs; its process is gone): this is best.safetensors as it is now"
+    ]
 
 
 class Listener(Silent):

@@ -262,7 +262,9 @@ def test_a_run_that_is_not_finished_or_chosen_on_the_test_set(averaged_run: Path
     folder = tmp_path / "half"
     shutil.copytree(averaged_run, folder)
     RunFolder(folder).write_info(status="running")
-    assert "is not finished; train on with --resume, or name one of its checkpoints" in fault(at(folder), tmp_path)
+    assert "is not finished (its process is gone); train on with --resume, or name one of its checkpoints" in fault(
+        at(folder), tmp_path
+    )
     build_job(at(folder / "last.safetensors"), folder=tmp_path / "run")
     tensors, meta = load(averaged_run / "best.safetensors")
     meta["recipe"]["select"]["data"] = "test"

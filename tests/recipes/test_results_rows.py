@@ -24,6 +24,7 @@ from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
 from flatrock.core.locks import locked
 from flatrock.core.rows import SCHEMA, Row, add_rows, mean_paired, paired, read_rows, write_rows
+from flatrock.engine.folder import RunFolder
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.results import collect_run, protocol
@@ -105,8 +106,14 @@ def test_a_failed_run_has_a_row_without_numbers(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="not finished; train on with --resume"):
-        collect_run(fake_run(tmp_path, NAME, FOUND, status="running"))
+    run = fake_run(tmp_path, NAME, FOUND, status="running")
+    with pytest.raises(StateError, match=r"not finished \(its process is gone\); train on with --resume"):
+        collect_run(run)
+    with pytest.raises(StateError, match=r"\(a process is training it now\); wait for it$"), RunFolder(run).locked():
+        collect_run(run)
+    RunFolder(run).write_info(status="interrupted", reason="SIGTERM")
+    with pytest.raises(StateError, match=r"\(interrupted: SIGTERM\); train on with --resume"):
+        collect_run(run)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,44 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_the_caller_hears_of_epochs_and_what_it_raises_ends_all() -> None:
+    """It is called here, where a closure has what it needs, and an error of it ends every process."""
+    heard = []
+
+    def hear(record: flatrock.core.runs.EpochRecord) -> None:
+        assert len(Path("r/metrics.jsonl").read_text().splitlines()) >= record.epoch, "it is stored already"
+        heard.append(record)
+        if len(heard) == 1:
+            raise ZeroDivisionError("enough")
+
+    with pytest.raises(ZeroDivisionError, match="enough"):
+        flatrock.train("digits_at", **TINY, folder="r", device=TWO, on_epoch=hear)
+    info = json.loads(Path("r/run.json").read_text())
+    assert (info["status"], info["reason"]) == ("interrupted", "ZeroDivisionError: enough")
+    run = flatrock.train("r", device=TWO, resume=True, on_epoch=hear)
+    assert run.status == "finished"
+    assert [record.epoch for record in heard] == [1, 2]
+
+
+def test_sigterm_ends_all(tmp_path: Path) -> None:
+    script = tmp_path / "long.py"
+    script.write_text(
+        f"import flatrock\nif __name__ == '__main__':\n"
+        f"    flatrock.train('digits_at', **{TINY!r}, folder='asked', device={TWO!r})\n"
+    )
+    asked = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "SECONDS_A_PASS": "0.1"})
+    metrics, deadline = Path("asked/metrics.jsonl"), time.monotonic() + 60
+    while not metrics.exists():
+        assert time.monotonic() < deadline and asked.poll() is None
+        time.sleep(0.02)
+    asked.send_signal(signal.SIGTERM)
+    assert asked.wait(timeout=60) == 143
+    info = json.loads(Path("asked/run.json").read_text())
+    assert (info["status"], info["reason"]) == ("interrupted", "SIGTERM")
+    assert not _held(Path("asked/.lock"))
+    assert flatrock.train("asked", device=TWO, resume=True).status == "finished"
+
+
 def _held(lock: Path) -> bool:
     """Whether a process still trains into the folder."""
     import fcntl
@@ -122,10 +160,10 @@ def _held(lock: Path) -> bool:
 FAILING = {
     "Raising": (
         TrainingError,
-        r"on cpu: ValueError: no such luck \(team_nets\.py, line \d+\) \(where: r/failure\.txt\)\. No epoch was",
+        r"on cpu: ValueError: no such luck \(team_nets\.py:\d+\) \(where: r/failure\.txt\)\. No epoch was",
         "failed",
     ),
-    "Dying": (StateError, r"the process on cpu has ended \(exit code 3\)\. The run goes on .*--resume", "running"),
+    "Dying": (StateError, r"the process on cpu has ended \(exit code 3\)\. The run goes on .*--resume", "interrupted"),
     "Gathering": (TrainingError, r"seen is not the same on all devices \(1 such", "failed"),
     "Choosy": (TrainingError, r"is trained \(requires_grad\) on some devices only \(2 such parameters\); t", "failed"),
     "Thawing": (TrainingError, r"is trained \(requires_grad\) in the middle of an epoch and was not at its", "failed"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -101,6 +101,18 @@ def _spelled(spec: str) -> tuple[str, dict[str, Any]]:
     return head, options
 
 
+def respelled(spec: str, plans: Collection[str] = ()) -> str | None:
+    """The attack or plan meant by PGD-20, pgd20 or pgd_20: a name in other letters, or steps written otherwise."""
+    head, *options = spec.split(":")
+    name = head.lower().replace("_", "-")
+    if not (name in ATTACKS or name in plans):
+        steps = re.fullmatch(r"(.*?)-?(\d+)", name)
+        if steps is None or steps[1] not in ATTACKS:
+            return None
+        name = f"{steps[1]}-{steps[2]}"
+    return ":".join([name, *options])
+
+
 def _bounded(name: str | Callable[..., Any], options: Mapping[str, Any]) -> Attack:
     """The configured attack, if it keeps to its ball: a number measured outside it is no robustness."""
     made = ATTACKS.make(name, **options) if isinstance(name, str) else _given(name, options)
@@ -162,13 +174,20 @@ def attack(
     """
     if not isinstance(name, str) and not callable(name):
         raise ConfigError(f"an attack is named by text such as 'pgd' or 'pgd-20', got {name!r}")
-    name, spelled = _spelled(name) if isinstance(name, str) else (name, {})
+    options = {key: scalar(value) if isinstance(value, str) else value for key, value in options.items()}
+    asked, (name, spelled) = name, _spelled(name) if isinstance(name, str) else (name, {})
     if twice := sorted(spelled.keys() & options.keys()):
         raise ConfigError(f"attack {name!r} is given {', '.join(twice)} twice, in its name and as option; keep one")
     if isinstance(name, str) and name not in ATTACKS and not is_own(name):
         raise ConfigError(
-            f"{unknown('attack', name, ATTACKS.names())}; plans such as 'autoattack' are for "
-            "flatrock.evaluate(model, x, y, threat, attacks=['autoattack'])"
+            unknown(
+                "attack",
+                name,
+                ATTACKS.names(),
+                more="; plans such as 'autoattack' are for "
+                "flatrock.evaluate(model, x, y, threat, attacks=['autoattack'])",
+                near=respelled(str(asked)),
+            )
         )
     chosen, y = _bounded(name, spelled | options), class_indices(y)
     x = check_inputs(x, y, threat)

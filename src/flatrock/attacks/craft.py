@@ -88,6 +88,8 @@ def _label_cure(x: Tensor, y: Tensor) -> str:
         return "use y.long()"
     if y.dim() == 2 and y.shape[0] == x.shape[0]:
         return "use y.squeeze(1)" if y.shape[1] == 1 else "if they are one-hot, use y.argmax(1)"
+    if y.numel() == 1 and x.dim() == 3:
+        return "give one label per input; a single image needs a batch of one: x[None], y.reshape(1)"
     return "give one label per input"
 
 

@@ -13,6 +13,7 @@ from flatrock.cli.console import TerminalProgress, friendly, human, say
 from flatrock.core.device import named_devices, pick_device
 from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.guests import is_own
+from flatrock.core.numbers import scaled
 from flatrock.core.provenance import device_name
 from flatrock.core.team import Team
 from flatrock.data.catalog import DAMAGED, default_folder, found, info
@@ -78,7 +79,7 @@ def _tell_cost(cost: Cost, batch_size: int, where: Sequence[torch.device]) -> No
         return
     _line("steps", f"{cost.steps:,} ({cost.steps_per_epoch:,} per epoch over {cost.samples:,} samples)")
     _line("passes", f"{cost.forwards_per_step} forward passes of the network per step")
-    _line("arithmetic", f"about {cost.total_flops / 1e15:.3g} PFLOP")
+    _line("arithmetic", f"about {scaled(cost.total_flops, 'FLOP')}")
     name, beside = device_name(where[0]), ""
     if len(where) > 1:
         name = f"{len(where)} x {name}" if where[0].type == "cuda" else f"{name}, whose cores they share"

@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flatrock.core.errors import FlatrockError
+from flatrock.core.processes import Terminated, terminable
 from flatrock.core.progress import clock
 from flatrock.reports.table import Table
 
@@ -182,9 +183,10 @@ def _turned(table: Table) -> Table:
 
 @contextmanager
 def friendly(after_interrupt: str = "") -> Iterator[None]:
-    """Errors made for people, and those of the disk, are one message and exit code 2; Ctrl-C says how to go on."""
+    """Errors made for people, and of the disk, are one message and exit code 2; Ctrl-C and SIGTERM say how to go on."""
     try:
-        yield
+        with terminable():
+            yield
     except FlatrockError as error:
         _fail(str(error))
         raise typer.Exit(2) from error
@@ -194,9 +196,11 @@ def friendly(after_interrupt: str = "") -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}; free space or check the path and its permissions, then try again")
         raise typer.Exit(2) from error
-    except KeyboardInterrupt as error:
-        say(f"\ninterrupted{'; ' if after_interrupt else ''}{after_interrupt}", to=errors)
-        raise typer.Exit(130) from error
+    except (KeyboardInterrupt, Terminated) as error:
+        asked = isinstance(error, Terminated)
+        word = "interrupted by SIGTERM" if asked else "interrupted"
+        say(f"\n{word}{'; ' if after_interrupt else ''}{after_interrupt}", to=errors)
+        raise typer.Exit(143 if asked else 130) from error
 
 
 def _fail(text: str) -> None:

@@ -24,7 +24,7 @@ from flatrock.core.provenance import device_name
 from flatrock.core.records import Result
 from flatrock.core.rows import Row
 from flatrock.core.runs import Run
-from flatrock.engine.folder import RunFolder
+from flatrock.engine.folder import UNENDED, RunFolder
 from flatrock.recipes.cost import estimate
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.pieces import DEFAULT_RUNS
@@ -210,6 +210,6 @@ def _tell_plan(table: Prepared) -> None:
 
 def _estimated(row: Planned, device: torch.device) -> float | None:
     """Seconds of the epochs that are not trained yet; None if only the files of the data know."""
-    done = len(RunFolder(row.folder).records()) if row.status == "running" else 0
+    done = len(RunFolder(row.folder).records()) if row.status in UNENDED else 0
     seconds = estimate(row.recipe, device=device).seconds
     return None if seconds is None else seconds * max(1 - done / row.recipe.train.epochs, 0)

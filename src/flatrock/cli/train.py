@@ -15,7 +15,7 @@ from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError, StateError, TrainingError
 from flatrock.core.runs import Run
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.load import load_recipe, load_seeds
+from flatrock.recipes.load import load_recipe, load_seeds, place_of
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
@@ -25,9 +25,11 @@ from flatrock.reports.table import percent
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")],
+    recipe: Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file; a run to --resume")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, for example train.epochs=3")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="continue an interrupted run, also by its folder: train runs/x --resume")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
     run_dir: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>")] = None,
     seeds: Annotated[str | None, typer.Option(help="such as 0,1,2: one run each, in <run folder>-seed<N>")] = None,
@@ -40,8 +42,8 @@ def run(
     how |= {"resume": resume, "overwrite": overwrite}
     with friendly("the same command with --resume continues from the last saved state"):
         if seeds is None:
-            chosen = load_recipe(recipe, overrides or [])
-            runs = {chosen.seed: _trained(chosen, run_dir, **how)}
+            chosen = load_recipe(recipe, overrides or [], resume=resume)
+            runs = {chosen.seed: _trained(chosen, place_of(recipe, run_dir, resume=resume), **how)}
         else:
             wanted = load_seeds(recipe, overrides or [], seeds_of(seeds))
             folders = {seed: _folder(chosen, run_dir) for seed, chosen in wanted.items()}
@@ -104,7 +106,8 @@ def _summary(done: Run) -> list[str]:
     seconds = sum(r.seconds for r in done.records)
     elapsed = done.records[-1].elapsed if done.records else None
     whole = "" if elapsed is None else f", {elapsed:.1f} s with probes and checkpoints"
-    lines = [f"{done.status}: {len(done.records)} epochs, {seconds:.1f} s of training{whole}"]
+    epochs = f"{len(done.records)} epoch{'' if len(done.records) == 1 else 's'}"
+    lines = [f"{done.status}: {epochs}, {seconds:.1f} s of training{whole}"]
     if best is None:
         lines.append("no best epoch: every epoch predicted one class (collapsed)")
     else:

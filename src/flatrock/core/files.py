@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flatrock.core.errors import StateError
+from flatrock.core.numbers import scaled
 
 T = TypeVar("T")
 
@@ -24,7 +25,9 @@ def write_atomic(path: Path, content: bytes, *, older: Path | None = None) -> No
     With `older`, the file that was there before is kept under that name.
     """
     part = path.with_name(f".{path.name}.part")
+    kept = ""
     try:
+        kept = ". The previous file is intact" if path.exists() else ""
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as f:
             f.write(content)
@@ -37,8 +40,8 @@ def write_atomic(path: Path, content: bytes, *, older: Path | None = None) -> No
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise StateError(
-            f"could not write {path} ({len(content) / 1e6:.1f} MB): {error.strerror or error}; "
-            "free space or choose another folder (a run continues with --resume). The previous file is intact"
+            f"could not write {path} ({scaled(len(content), 'B')}): {error.strerror or error}; "
+            f"free space or choose another folder (a run continues with --resume){kept}"
         ) from error
 
 

@@ -18,6 +18,7 @@ import torch
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import sha256
+from flatrock.core.processes import Terminated
 from flatrock.core.rng import Seed, kept_global_rng
 
 
@@ -115,16 +116,32 @@ def imported(name: str, *, cure: str) -> object:
                     f"there is no module {error.name!r} {where}; go to the folder that holds it"
                 ) from error
             raise ConfigError(f"module {name!r} needs {error.name!r}, which is not installed") from error
+        except Terminated:
+            raise
         except SystemExit as error:
             raise ConfigError(
                 f"module {name!r} is a program that runs and ends when it is imported; {cure} in a file of its own"
             ) from error
         except Exception as error:  # it is the user's code: anything can happen
-            raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}") from error
+            raise ConfigError(f"importing {name!r} raised {type(error).__name__}: {error}{raised_at(error)}") from error
+
+
+# What a recipe can name when what it is to name was typed into a notebook.
+WRITE_FILE = (
+    "write it to a .py file of the current folder, in a notebook with `%%writefile mine.py` above it, and name it "
+    "'mine:make'"
+)
+
+
+def check_name(name: str) -> None:
+    """The module is not the notebook, prompt or script itself, which nobody else can find."""
+    if name == "__main__":
+        raise ConfigError(f"'__main__' is the notebook or script that runs now, which nobody finds later; {WRITE_FILE}")
 
 
 def check_place(name: str, *, what: str, write: str = "write a function there") -> None:
     """The module is a file of the current folder; looked up, not imported."""
+    check_name(name)
     if local(name) is None:
         raise ConfigError(
             f"{name!r} is not a module of the current folder, {Path.cwd() / f'{name}.py'}; a recipe may name no other: "
@@ -156,15 +173,15 @@ def origin(thing: object) -> dict[str, str]:
 
 
 def raised_at(error: BaseException, *things: object) -> str:
-    """' (mymethods.py, line 12)': the last place in code of the user's, or of these things, on the way to an error.
+    """` (mine.py:4)`: the last line of the user's code, or of these things, on the way to an error; else nothing.
 
-    Nothing if it came from elsewhere.
+    The user's are the files of the current folder, and what a recipe or a command names, wherever it was found.
     """
     loaders = [getattr(getattr(module, "__spec__", None), "loader", None) for module in list(sys.modules.values())]
     files = {loader.path for loader in loaders if isinstance(loader, _AsItIs)}
     for thing in things:
         with suppress(TypeError, OSError):  # what is written in C or on a prompt has no file
             files.add(inspect.getfile(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)))
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in frames if frame.filename in files]
-    return places[-1] if places else ""
+    places = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(file, line) for file, line in places if str(file) in files or file.resolve().parent == Path.cwd()]
+    return f" ({own[-1][0].name}:{own[-1][1]})" if own else ""

@@ -44,6 +44,23 @@ def locked(path: Path, doing: str, place: Path, *, wait: float = 0.0) -> Iterato
             path.unlink(missing_ok=True)
 
 
+def is_held(path: Path) -> bool | None:
+    """Whether a process holds this lock file; None where that cannot be told, because there are no locks.
+
+    One left behind by a process that was killed is held by nobody.
+    """
+    if fcntl is None:  # a system without advisory locks
+        return None
+    try:
+        with path.open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return True if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    return False
+
+
 def _held(path: Path, place: Path, *, until: float) -> IO[str]:
     """The file, locked. One that its last holder has removed meanwhile locks nobody out: then the new one is taken."""
     while True:

@@ -30,6 +30,14 @@ def number(value: Any) -> float:
     return result
 
 
+def scaled(value: float, unit: str) -> str:
+    """7.19e9, 'FLOP' -> '7.19 GFLOP'."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}" if value < 1000 * size else f"{value / size:.0f} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
 def plain(value: Any) -> Any:
     """A number of numpy's, or of another kind, as Python's int or float, which can be stored; the rest as it is."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -1,4 +1,4 @@
-"""Processes beside this one: how they begin, and how they end with it or before it."""
+"""Processes beside this one: how they begin, and how they end with it or before it. And how this one is asked to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,36 @@ from contextlib import contextmanager
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any
+
+
+class Terminated(SystemExit):
+    """SIGTERM, which schedulers send some time before SIGKILL. Left alone, it ends Python with exit code 143."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises Terminated inside, once, so that work ends as by Ctrl-C.
+
+    Not if whoever calls listens for that signal already, nor in a thread, where Python lets nobody.
+    """
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not disturb what the first began
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def begun(target: Callable[..., None], *words: Any) -> tuple[BaseProcess, Connection]:

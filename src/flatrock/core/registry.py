@@ -20,17 +20,21 @@ T = TypeVar("T")
 MANY = 40
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """The text for an unknown name: value, choices (of very many, those that look alike), nearest choice."""
-    choices = sorted(known)
+def unknown(kind: str, name: object, known: Iterable[str], *, more: str = "", near: str | None = None) -> str:
+    """The text for an unknown name: value, choices (of very many, those that look alike), `more`, nearest choice.
+
+    `near` is what was meant, where that is known better than by the letters.
+    """
+    choices = sorted(set(known))
     lower = {c.lower(): c for c in choices}
-    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
-    hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
+    if near is None:
+        near = next((lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)), None)
+    hint = f"; did you mean {near!r}?" if near else ""
     listed = ", ".join(choices) or "none"
     if len(choices) > MANY:
         alike = difflib.get_close_matches(str(name).lower(), lower, n=12, cutoff=0.3)
         listed = f"{len(choices)} of them, such as {', '.join(lower[a] for a in alike) or choices[0]}"
-    return f"unknown {kind} {name!r}; known: {listed}{hint}"
+    return f"unknown {kind} {name!r}; known: {listed}{more}{hint}"
 
 
 @dataclass(frozen=True)

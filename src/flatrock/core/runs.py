@@ -57,6 +57,15 @@ class Run:
     reason: str = ""
     findings: tuple[str, ...] = ()  # what to know of it, each with its code: docs/diagnostics.md
 
+    def __repr__(self) -> str:
+        told = [f"{self.status}, {len(self.records)} epoch{'' if len(self.records) == 1 else 's'}"]
+        if (best := self.best) is not None:
+            told.append(f"best {best.epoch}: clean {best.clean or 0:.4f}, robust {best.robust or 0:.4f}")
+        if (best := self.best_average) is not None:
+            found = f"clean {best.average_clean or 0:.4f}, robust {best.average_robust or 0:.4f}"
+            told.append(f"averaged, best {best.epoch}: {found}")
+        return f"Run({str(self.folder)!r}: {'; '.join(told)})"
+
     @property
     def last(self) -> EpochRecord:
         """The last finished epoch."""

@@ -68,6 +68,10 @@ def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dic
             raise StateError(
                 f"{path} is a torch file or another archive, not a flatrock checkpoint; {_FOREIGN}"
             ) from error
+        if path.suffix != ".safetensors":
+            raise StateError(
+                f"{path} is no checkpoint (flatrock's end in .safetensors); name a run folder or a checkpoint in it"
+            ) from error
         raise StateError(
             f"{path} is damaged and cannot be read ({error}); use another checkpoint of the run"
         ) from error

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import ConfigError, DataError, in_words
-from flatrock.core.guests import check_place, guests, imported, local, required
+from flatrock.core.guests import check_name, check_place, guests, imported, local, raised_at, required
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
 from flatrock.data.arrays import Array, Part, own_dataset, part
@@ -49,6 +49,7 @@ def load(name: str, split: SplitName, folder: Path, **options: Any) -> Dataset:
 def source(name: str) -> Source:
     """What is known of such data without running anything; ConfigError if the name is none."""
     module, _, function = name.partition(":")
+    check_name(module)
     if not (module.isidentifier() and function.isidentifier()):
         raise ConfigError(f"{name!r} does not name data; write file:function, for example mydata:make (docs/data.md)")
 
@@ -108,7 +109,7 @@ def _made(
         try:
             made = function(split=split, **given)
         except Exception as error:  # it is the user's code: anything can happen
-            raise ConfigError(f"{where} raised {in_words(error)}") from error
+            raise ConfigError(f"{where} raised {in_words(error)}{raised_at(error)}") from error
         try:
             x, y = _gathered(made)
         except DataError as error:
@@ -145,7 +146,7 @@ def _sample(made: Any, i: int) -> tuple[Tensor, int]:
     try:
         item = made[i]
     except Exception as error:  # it is the user's code: anything can happen
-        raise DataError(f"sample {i} raised {in_words(error)}") from error
+        raise DataError(f"sample {i} raised {in_words(error)}{raised_at(error)}") from error
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(f"sample {i} is a {type(item).__name__}, not a pair; {_PAIR}")
     x, y = item

@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
 from flatrock.core.device import memory_is_short
-from flatrock.core.errors import FlatrockError, TrainingError, in_words
+from flatrock.core.errors import FlatrockError, StateError, TrainingError, in_words
 from flatrock.core.files import write_atomic
 from flatrock.core.guests import raised_at
+from flatrock.core.processes import Terminated
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
+
+
+@contextmanager
+def failing(job: Job, folder: RunFolder) -> Iterator[None]:
+    """An error inside is one of the training, and fails the run; those of the disk or of who listens do not."""
+    try:
+        yield
+    except (StateError, BrokenPipeError):
+        raise
+    except Exception as error:  # some show only once the network runs, which may be of the user's code
+        raise failed(job, folder, error) from error
+
+
+@contextmanager
+def stopping(folder: RunFolder) -> Iterator[None]:
+    """Whatever ends a run inside that can go on is noted in run.json: interrupted, and by what."""
+    try:
+        yield
+    except BaseException as error:
+        interrupted(folder, error)
+        raise
+
+
+def interrupted(folder: RunFolder, error: BaseException) -> None:
+    """Note that a run which is running was stopped by this; what has ended otherwise is left as it is."""
+    if isinstance(error, Exception):
+        why = in_short(error)
+    else:
+        why = {KeyboardInterrupt: "Ctrl-C", Terminated: "SIGTERM"}.get(type(error), type(error).__name__)
+    with suppress(FlatrockError, OSError):  # a full disk hides nothing: who is not running holds no lock
+        if folder.read_info()["status"] == "running":
+            folder.write_info(status="interrupted", reason=why)
 
 
 def failed(job: Job, folder: RunFolder, error: Exception) -> TrainingError:

@@ -19,11 +19,14 @@ from typing import Any
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, unsealed, write_atomic
-from flatrock.core.locks import locked
+from flatrock.core.locks import is_held, locked
 from flatrock.core.runs import EpochRecord, Run
 from flatrock.engine.writer import Writer
 
-STATUSES = ("running", "finished", "truncated", "failed")
+STATUSES = ("running", "interrupted", "finished", "truncated", "failed")
+# Of runs that can go on; one that was killed could not write that it is no longer running.
+UNENDED = ("running", "interrupted")
+AT_WORK = "a process is training it now"
 # Exactly the names a run writes; anything else in the folder is the user's and is never touched.
 OWN_FILE = re.compile(
     r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|failure\.txt|curves\.png|overfit\.(json|png|svg)"
@@ -140,6 +143,23 @@ class RunFolder:
         if not isinstance(info, dict) or info.get("status") not in STATUSES or "recipe_hash" not in info:
             raise StateError(f"{self.info} is damaged; train again with --resume to rewrite it")
         return info
+
+    def unfinished(self) -> str:
+        """Where a run stands that has not ended, in words; nothing if it has."""
+        info = self.read_info()
+        if info["status"] not in UNENDED:
+            return ""
+        if info["status"] == "interrupted":
+            return f"interrupted: {info.get('reason') or 'nobody knows by what'}"
+        told = {True: AT_WORK, False: "its process is gone"}
+        held = is_held(self.lock)
+        return "its process is at work, or gone" if held is None else told[held]
+
+    def check_ended(self, *, cure: str = "") -> None:
+        """StateError of a run that has not; `cure` is what else can be done."""
+        if why := self.unfinished():
+            how = "wait for it" if why == AT_WORK else "train on with --resume"
+            raise StateError(f"run {self.path} is not finished ({why}); {how}{cure}")
 
     def resumptions(self) -> list[Any]:
         """Provenance of each time the run was resumed; empty if run.json does not say."""

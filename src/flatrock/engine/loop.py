@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from flatrock.core.errors import StateError, TrainingError
 from flatrock.core.progress import Progress, Silent
@@ -20,18 +18,32 @@ from flatrock.core.runs import EpochRecord, Run, best_record
 from flatrock.engine.average import averaged
 from flatrock.engine.checkpoint import model_tensors
 from flatrock.engine.events import EventLog
-from flatrock.engine.failure import failed
+from flatrock.engine.failure import failing, stopping
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.follow import check_together, hand_out, spent, take_step
 from flatrock.engine.job import Job, ProbeOutcome
+from flatrock.engine.memory import note_memory, probed
 from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
 from flatrock.engine.verdict import coded, doubts
 from flatrock.engine.watch import Watch
 from flatrock.engine.writer import Writer
 
+# Told the record of every epoch once it is stored.
+OnEpoch = Callable[[EpochRecord], object]
 
-def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Run:
-    """Train to the end of the recipe; a killed run continues bit-identically with resume=True (on the CPU)."""
+
+def train(
+    job: Job,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> Run:
+    """Train to the end of the recipe; a killed run continues bit-identically with resume=True (on the CPU).
+
+    What `on_epoch` raises interrupts the run, as Ctrl-C does.
+    """
     listener = progress or Silent()
     writer = Writer(beside=job.device.type == "cuda", say=listener.say)
     folder = RunFolder(job.folder, writer)
@@ -45,7 +57,7 @@ def train(job: Job, *, resume: bool = False, overwrite: bool = False, progress: 
     else:
         folder.claim(overwrite=overwrite)
     with folder.locked(), writer, torch.enable_grad():  # whoever calls may have switched gradients off
-        return _train(job, folder, resume=resume, progress=listener)
+        return _train(job, folder, resume=resume, progress=listener, on_epoch=on_epoch)
 
 
 def tell_anew(folder: RunFolder, listener: Progress) -> None:
@@ -61,58 +73,47 @@ def _tell_all(text: str, listener: Progress) -> None:
         listener.say(text)
 
 
-def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress) -> Run:
+def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress, on_epoch: OnEpoch | None) -> Run:
     state = _resumed(job, folder, progress) if resume else _fresh(job, folder)
-    _tell(folder, progress, job.notes)
-    hand_out(job, state)
-    folder.write_recipe(_recipe_text(job))
-    folder.rewrite(state.history)
-    steps = len(job.loader)
-    total = min(job.epochs * steps, job.max_steps or job.epochs * steps)
-    events = EventLog(folder.tensorboard, history=state.history, wanted=job.tensorboard, progress=progress)
-    progress.begin(f"training {job.name}", total, state.epoch * steps + state.step_in_epoch)
-    try:
-        with kept_global_rng(job.device):
-            while state.epoch < job.epochs and not spent(job, state):
-                _run_epoch(job, folder, state, progress)
-                _note_memory(job, folder)
-                _end_epoch(job, folder, state, events)
-        if total == job.epochs * steps and state.history[-1].collapsed:
-            raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
-        folder.writer.wait()
-    except (StateError, BrokenPipeError):  # of the disk or of who listens, not of the training: it can go on
-        raise
-    except Exception as error:  # some show only once the network runs, which may be of the user's code
-        raise failed(job, folder, error) from error
-    finally:
-        progress.end()
-        events.close()
-    status = "finished" if total == job.epochs * steps else "truncated"
-    found = doubts(state.history, metric=job.select_metric, samples=job.selected_from, classes=job.num_classes)
-    _tell(folder, progress, coded(found, "diagnostics"))
-    folder.write_info(status=status, reason="", epochs_done=len(state.history))
+    with stopping(folder):
+        _tell(folder, progress, job.notes)
+        hand_out(job, state)
+        folder.write_recipe(_recipe_text(job))
+        folder.rewrite(state.history)
+        whole = job.epochs * len(job.loader)
+        total = min(whole, job.max_steps or whole)
+        _run(job, folder, state, total, progress, on_epoch)
+        if total == whole and state.history[-1].collapsed:
+            with failing(job, folder):
+                raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
+        found = doubts(state.history, metric=job.select_metric, samples=job.selected_from, classes=job.num_classes)
+        _tell(folder, progress, coded(found, "diagnostics"))
+        status = "finished" if total == whole else "truncated"
+        folder.write_info(status=status, reason="", epochs_done=len(state.history))
     return folder.run()
 
 
-def _note_memory(job: Job, folder: RunFolder) -> None:
-    """Keep the most bytes of the GPU an epoch of training has taken so far."""
-    if job.device.type == "cuda":
-        taken = torch.cuda.max_memory_reserved(job.device)
-        if taken > folder.read_info().get("peak_memory_bytes", 0):
-            folder.write_info(peak_memory_bytes=taken)
-
-
-def _probed(job: Job, model: nn.Module) -> ProbeOutcome:
-    """What the probe says. On a GPU it takes more memory than a step does; that is given back and not remembered."""
-    if job.device.type != "cuda":
-        return job.probe(model)
-    before = torch.cuda.memory_allocated(job.device)
-    outcome = job.probe(model)
-    if torch.cuda.memory_allocated(job.device) > before:
-        gc.collect()  # copies of a network that holds itself; not always, because beside a compiler it takes long
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(job.device)
-    return outcome
+def _run(
+    job: Job, folder: RunFolder, state: TrainState, total: int, progress: Progress, on_epoch: OnEpoch | None
+) -> None:
+    """All epochs that are left."""
+    events = EventLog(folder.tensorboard, history=state.history, wanted=job.tensorboard, progress=progress)
+    progress.begin(f"training {job.name}", total, state.epoch * len(job.loader) + state.step_in_epoch)
+    try:
+        with kept_global_rng(job.device):
+            while state.epoch < job.epochs and not spent(job, state):
+                with failing(job, folder):
+                    _run_epoch(job, folder, state, progress)
+                    note_memory(job, folder)
+                    _end_epoch(job, folder, state, events)
+                if on_epoch is not None:
+                    folder.writer.wait()  # what it is told is on the disk, whatever it does
+                    on_epoch(state.history[-1])
+        with failing(job, folder):
+            folder.writer.wait()
+    finally:
+        progress.end()
+        events.close()
 
 
 def _fresh(job: Job, folder: RunFolder) -> TrainState:
@@ -213,7 +214,7 @@ def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog)
     folder.writer.wait()  # for the epoch before: a run that is killed has lost one, not two
     epoch = state.epoch + 1
     final = epoch == job.epochs or spent(job, state)
-    outcome = _probed(job, job.model) if final or epoch % job.probe_every == 0 else None
+    outcome = probed(job, job.model) if final or epoch % job.probe_every == 0 else None
     record = _record(job, state, outcome)
     if job.averaging is not None:
         record = _end_average(job, folder, state, record)
@@ -235,7 +236,7 @@ def _end_average(job: Job, folder: RunFolder, state: TrainState, record: EpochRe
         return replace(record, average_best_epoch=best.epoch if best else None)
     with averaged(job, job.averaging, step=record.step - 1) as model:
         tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
-        outcome = _probed(job, model)
+        outcome = probed(job, model)
     check_finite(tensors, state)
     improved = _better(job, outcome, None if best is None else (best.average_clean, best.average_robust))
     record = replace(

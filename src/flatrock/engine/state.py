@@ -105,10 +105,11 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
     """Load the newest intact state into the job's model and optimizer."""
     path, tensors, meta = _newest_intact(folder, progress)
     if meta["recipe_hash"] != job.recipe_hash:
-        found = differences(dict(job.recipe), meta["recipe"])
+        found = differences(_told(job.recipe), _told(meta["recipe"]))
         raise StateError(
             f"{path} belongs to another recipe; differences:\n  " + "\n  ".join(found[:10]) + "\n"
-            "repeat the overrides the run began with, or choose another --run-dir"
+            f"name the run alone to continue it as it began (`flatrock train {folder.path} --resume`), repeat the "
+            "overrides it began with, or choose another --run-dir"
         )
     if meta["data_digest"] != job.data_digest:
         raise StateError(f"the data are not those {path} was trained on; give the same files, or --overwrite")
@@ -124,6 +125,11 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
         history=[EpochRecord.from_dict(r) for r in meta["history"]],
         begun=None if meta.get("elapsed") is None else time.monotonic() - meta["elapsed"],
     )
+
+
+def _told(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what says something about a recipe and decides nothing."""
+    return {key: value for key, value in recipe.items() if key not in ("about", "name")}
 
 
 def _check_helper(job: Job, path: Path, there: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from flatrock.attacks.catalog import ATTACKS, Spec, describe, head_of, parse_attack
+from flatrock.attacks.catalog import ATTACKS, Spec, describe, head_of, parse_attack, respelled
 from flatrock.attacks.craft import check_attack
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.transfer import Transfer
@@ -129,7 +129,7 @@ def _steps(spec: Spec, classes: int | None, surrogate: nn.Module | None) -> list
         raise ConfigError(f"a plan takes no options; write {name!r} alone, or name an attack of it with its options")
     if isinstance(spec, str) and name not in ATTACKS and not is_own(name):
         known = [*ATTACKS.names(), *PLANS, *(TRANSFER + _name(n) for n in TRANSFERRED)]
-        raise ConfigError(unknown("attack or plan", name, known))
+        raise ConfigError(unknown("attack or plan", name, known, near=respelled(spec, PLANS)))
     label, attack = parse_attack(spec)
     return [Step(label, attack)]
 

@@ -16,10 +16,10 @@ def check_shape(x: Tensor | fx.Proxy, shape: tuple[int, ...], name: str) -> None
     """Inputs are [n, *shape]; else ModelError. What stands for a tensor while a network is traced has no shape."""
     if isinstance(x, Tensor) and x.shape[1:] != shape:
         expected = ", ".join(str(size) for size in shape)
-        raise ModelError(
-            f"{name} expects inputs of shape [n, {expected}], got {list(x.shape)}; "
-            "resize or batch the inputs, or create a model made for them"
-        )
+        cure = "resize the inputs, or create a model made for them"
+        if x.shape == shape:
+            cure = "give a batch of one: x[None]"
+        raise ModelError(f"{name} expects inputs of shape [n, {expected}], got {list(x.shape)}; {cure}")
 
 
 class Classifier(nn.Module, ABC):

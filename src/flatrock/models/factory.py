@@ -11,17 +11,17 @@ from typing import Any
 from torch import nn
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.guests import check_place, guests, imported, required
+from flatrock.core.guests import check_place, guests, imported, raised_at, required
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
 
-_CURE = "write a function without arguments that returns the network, such as `def net(): return Net(depth=18)`"
+_CURE = "write a function without arguments that returns it, such as `def net() -> nn.Module: return Net(depth=18)`"
 
 
-def find_factory(text: str, given: Collection[str] = ()) -> Callable[..., Any]:
+def find_factory(text: str, given: Collection[str] = (), *, key: str = "") -> Callable[..., Any]:
     """The callable that `package.module:factory` names, not called yet; ConfigError says what is missing.
 
-    `given` are names of arguments it will get.
+    `given` are names of arguments it will get; with `key`, others can be given as key.name=value.
     """
     module_name, _, attribute = text.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
@@ -41,7 +41,8 @@ def find_factory(text: str, given: Collection[str] = ()) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{text} is of type {type(found).__name__} and cannot be called; {_CURE}")
     if needed := [name for name in required(found) if name not in given]:
-        raise ConfigError(f"{text} needs arguments ({', '.join(needed)}); {_CURE}")
+        options = f"give {'it' if len(needed) == 1 else 'them'}, such as {key}.{needed[0]}=8, or " if key else ""
+        raise ConfigError(f"{text} needs arguments ({', '.join(needed)}); {options}{_CURE}")
     return found  # type: ignore[no-any-return]
 
 
@@ -56,7 +57,7 @@ def _made(factory: Callable[..., Any], text: str, seed: int, options: Mapping[st
             made = factory(**options)
         except Exception as error:  # it is the user's code: anything can happen
             said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-            raise ConfigError(f"{text}({said}) raised {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{text}({said}) raised {type(error).__name__}: {error}{raised_at(error)}") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{text}() returned a {type(made).__name__}, not a torch.nn.Module; {_CURE}")
     return made
@@ -71,7 +72,7 @@ def own_network(text: str, *, seed: int, given: Mapping[str, Any], **options: An
     """
     name = text.partition(":")[0]
     check_place(name, what="a network")
-    factory = find_factory(text, {*given, *options})
+    factory = find_factory(text, {*given, *options}, key="model")
     if not _is_declared(factory, name):
         raise ConfigError(
             f"{text} is not written in {name}.py as a function that says it returns a network; "

@@ -13,6 +13,7 @@ from torch import Tensor
 from flatrock.attacks.catalog import ATTACKS
 from flatrock.core.errors import ConfigError, ModelError, in_words
 from flatrock.core.files import json_text, sha256
+from flatrock.core.guests import raised_at
 from flatrock.core.hooks import Flatness
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
@@ -242,7 +243,9 @@ def check_training(model: Classifier, *, rows: int) -> None:
         with torch.no_grad(), kept_global_rng(x.device):
             made: object = copy.deepcopy(model).train().features(x)
     except Exception as error:  # it is the user's code: anything can happen
-        raise ModelError(f"{name} in train mode fails on inputs of shape {list(x.shape)}: {in_words(error)}") from error
+        raise ModelError(
+            f"{name} in train mode fails on inputs of shape {list(x.shape)}: {in_words(error)}{raised_at(error)}"
+        ) from error
     wanted = [rows, head.in_features]
     if not isinstance(made, Tensor) or list(made.shape) != wanted or made.dtype != torch.float32:
         found = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"

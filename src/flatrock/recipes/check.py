@@ -16,6 +16,7 @@ from flatrock.recipes.draft import Draft
 from flatrock.recipes.pieces import data_shape, model_options
 from flatrock.recipes.rules import INNER_ATTACKS, examined
 from flatrock.recipes.schema import About, Evaluate, Network, Recipe
+from flatrock.recipes.wording import fault
 
 # Where a call gives a thing of Python's in the place of a section: how it is named instead.
 OBJECTS = {
@@ -140,8 +141,7 @@ def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:
             cure = f"; write [{e['input']}]" if e["input"] is not None and is_plain(e["input"]) else ""
             texts.append(f"{where}: got {shown(e['input'])}, but this is a list{cure}")
         else:
-            got, rule = f"got {shown(e['input'])}", e["msg"].removeprefix("Value error, ")
-            texts.append(f"{where}: {rule}" if rule.endswith(got) else f"{where}: {got}, {rule}")
+            texts.append(fault(where, e))
     return texts
 
 

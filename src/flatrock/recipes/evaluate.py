@@ -147,9 +147,9 @@ def _about(recipe: Recipe, votes: int, *, usual: bool, other_threat: bool) -> di
 
 def _so_far(path: Path, recipe: Recipe, progress: Progress | None) -> dict[str, str]:
     """Say, and keep, that the run of these weights is not finished; nothing if it is."""
-    done = unfinished(path, recipe)
+    done, why = unfinished(path, recipe)
     if done and progress is not None:
-        progress.say(f"the run is not finished ({done}): this is {path.name} as it is now")
+        progress.say(f"the run is not finished ({done}; {why}): this is {path.name} as it is now")
     return {"unfinished": done} if done else {}
 
 

@@ -18,6 +18,7 @@ from flatrock.recipes.changed import tell_changes
 from flatrock.recipes.check import validate
 from flatrock.recipes.draft import Draft
 from flatrock.recipes.read import read_yaml
+from flatrock.recipes.resumed import is_run, recipe_file
 from flatrock.recipes.schema import Named, Recipe
 
 LIBRARY = Path(__file__).parent / "library"
@@ -65,15 +66,17 @@ def load_recipe(
     overrides: Iterable[str] | Mapping[str, Any] = (),
     *,
     also: Callable[[Draft], list[str]] | None = None,
+    resume: bool = False,
 ) -> Recipe:
     """The recipe called `source` (a name of the library or a file), with overrides such as 'train.epochs=3'.
 
+    With `resume` it may be the folder of a run, too, and is the recipe stored there.
     Every fault of it and of the overrides is told at once, and where there are any those that `also` finds, too. What
     was expected of a recipe in bands is not expected of one whose numbers overrides change, and its summary names them.
     """
     if not isinstance(source, str | Path):
         raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
-    path = _find(source)
+    path = _find(source, resume=resume)
     name = path.stem if path == Path(source) else str(source)
     raw = _merged(path, name, ())
     raw.setdefault("name", name)
@@ -94,6 +97,8 @@ def load_seeds(
     source: str | Path, overrides: Iterable[str] | Mapping[str, Any], seeds: Iterable[int]
 ) -> dict[int, Recipe]:
     """The recipe once for every seed."""
+    if is_run(source) and str(source) not in library():
+        raise ConfigError(f"{source} is one run, but --seeds begins one for each seed; leave it out, or name a recipe")
     overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
     found, faults = _pairs(overrides)
     if faults:
@@ -102,6 +107,20 @@ def load_seeds(
     if "seed" in pairs:
         raise ConfigError(f"seed={pairs['seed']} and --seeds exclude each other; choose one")
     return {seed: load_recipe(source, {**pairs, "seed": seed}) for seed in seeds}
+
+
+def place_of(source: object, folder: str | Path | None, *, resume: bool) -> Path | None:
+    """The folder asked for; a run that is resumed by its folder stays in it."""
+    asked = None if folder is None else Path(folder)
+    if not (resume and is_run(source)) or str(source) in library():
+        return asked
+    place = Path(str(source))
+    if asked is not None and asked.resolve() != place.resolve():
+        raise ConfigError(
+            f"run {place} goes on where it is, but the run folder asked for is {asked}; leave out --run-dir "
+            "(in Python: folder)"
+        )
+    return place
 
 
 def _drop_bands(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -121,14 +140,18 @@ def _decisive(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _find(source: str | Path) -> Path:
+def _find(source: str | Path, *, resume: bool = False) -> Path:
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise ConfigError(f"there is no recipe file {path}")
         return path
     if str(source) not in library():
-        raise ConfigError(unknown("recipe", str(source), recipe_names()) + "; see `flatrock ls recipes`")
+        if is_run(source):
+            return recipe_file(source, resume=resume)
+        if path.is_dir():
+            raise ConfigError(f"{source} is a folder, neither a recipe nor a run: it has no run.json")
+        raise ConfigError(unknown("recipe", str(source), recipe_names(), more=" (see `flatrock ls recipes`)"))
     return library()[str(source)]
 
 

@@ -19,7 +19,7 @@ from flatrock.core.rows import Row, add_rows
 from flatrock.core.runs import Run
 from flatrock.data.catalog import load_data
 from flatrock.engine.failure import in_short, trace_of
-from flatrock.engine.folder import RunFolder
+from flatrock.engine.folder import UNENDED, RunFolder
 from flatrock.evaluation.journal import discard_left_over
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.expected import expected_bands
@@ -195,7 +195,7 @@ def _run(planned: Planned, means: Means, told: Listener) -> Run:
     if status == "failed":
         why = str(folder.read_info().get("reason", "")).rstrip(".")
         raise StateError(f"{why}. It failed before and is not tried again; remove {planned.folder} to train it anew")
-    if status not in (NEW, "running"):
+    if status not in (NEW, *UNENDED):
         return folder.run()
     for device in map(pick_device, each_device(means.device)):
         if device.type == "cuda":

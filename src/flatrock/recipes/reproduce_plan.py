@@ -14,7 +14,7 @@ from flatrock.core.files import sha256
 from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
 from flatrock.data.catalog import default_folder, found, how_to_get, info
-from flatrock.engine.folder import RunFolder, differences
+from flatrock.engine.folder import UNENDED, RunFolder, differences
 from flatrock.recipes.build import extra_fault
 from flatrock.recipes.changed import leaves
 from flatrock.recipes.helper import helper_fault
@@ -44,7 +44,7 @@ class Planned:
 
     @property
     def status(self) -> str:
-        """That of its run: running, finished, truncated or failed; `new` if there is none."""
+        """That of its run: running, interrupted, finished, truncated or failed; `new` if there is none."""
         folder = RunFolder(self.folder)
         begun = folder.in_use() and not folder.barely_begun()
         return str(folder.read_info()["status"]) if begun else NEW
@@ -59,7 +59,7 @@ class Planned:
     def left(self) -> list[str]:
         """What is to be done: `train`, and the epochs that are not evaluated; nothing of a run that failed."""
         status = self.status
-        if status in (NEW, "running"):
+        if status in (NEW, *UNENDED):
             return ["train", *self.ends]
         return [] if status == "failed" else self.unevaluated(RunFolder(self.folder).run())
 
@@ -208,7 +208,7 @@ def _source_faults(row: Planned) -> list[str]:
     faults: list[str] = []
     for key, place in sources(row.recipe).items():
         has_own = key == "model.weights" and RunFolder(row.folder).begun()
-        if has_own or place in row.needs or row.status not in (NEW, "running"):
+        if has_own or place in row.needs or row.status not in (NEW, *UNENDED):
             continue
         if not place.exists() and place.name in recipe_names():
             faults.append(f"{key}: there is no run {place}; name {place.name} too, it will come first")

@@ -188,14 +188,14 @@ def facts(path: Path, recipe: Recipe, meta: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def unfinished(path: Path, recipe: Recipe) -> str:
-    """How far the run of this checkpoint is, if it still trains or was killed; nothing if it ended, or is not known."""
+def unfinished(path: Path, recipe: Recipe) -> tuple[str, str]:
+    """How far the run of this checkpoint is, and why not further; nothing if it has ended, or that is not known."""
     folder = RunFolder(path.parent)
     try:
-        running = folder.read_info()["status"] == "running"
+        why = folder.unfinished()
     except StateError:
-        return ""
-    return f"{len(folder.records())} of {recipe.train.epochs} epochs" if running else ""
+        return "", ""
+    return (f"{len(folder.records())} of {recipe.train.epochs} epochs", why) if why else ("", "")
 
 
 def check_beside(

@@ -40,8 +40,7 @@ def collect_run(path: Path) -> Row:
     """
     folder = RunFolder(path)
     info = folder.read_info()
-    if info["status"] == "running":
-        raise StateError(f"run {path} is not finished; train on with --resume")
+    folder.check_ended()
     run, recipe = folder.run(), stored_recipe(folder)
     certificate = dict(info.get("provenance", {}))
     resumed = [str(again.get("commit")) for again in info.get("resumed", [])]

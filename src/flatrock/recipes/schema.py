@@ -22,7 +22,7 @@ def _number(value: Any) -> float:
 
 def _whole(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("expected a whole number, got a boolean")
+        raise ValueError("but it must be a whole number")
     return scalar(value) if isinstance(value, str) else value
 
 

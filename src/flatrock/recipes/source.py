@@ -31,8 +31,8 @@ def open_run(source: Path) -> NamedRun:
     """The best epoch of a finished run (see open_checkpoint), or a checkpoint file; not chosen on the test set."""
     if source.is_dir() and not RunFolder(source).info.is_file():
         raise StateError(f"{source} is no run folder, it has no run.json; name a run, one of its checkpoints or a file")
-    if source.is_dir() and RunFolder(source).read_info()["status"] == "running":
-        raise StateError(f"run {source} is not finished; train on with --resume, or name one of its checkpoints")
+    if source.is_dir():
+        RunFolder(source).check_ended(cure=", or name one of its checkpoints")
     path, tensors, meta = open_checkpoint(source)
     network, recipe = restored(path, tensors, meta)
     if network.marks:

@@ -24,10 +24,10 @@ from flatrock.core.team import LostError, joined, leave
 from flatrock.data import pictures
 from flatrock.data.catalog import load_data
 from flatrock.data.loader import extra_share
-from flatrock.engine.failure import in_short, marked, trace_of
+from flatrock.engine.failure import in_short, interrupted, marked, trace_of
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.follow import follow
-from flatrock.engine.loop import tell_anew, train
+from flatrock.engine.loop import OnEpoch, tell_anew, train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.schema import Recipe
@@ -49,6 +49,7 @@ class Orders:
     resume: bool
     overwrite: bool
     heard: bool
+    epochs_heard: bool
     threads: int
     meeting: Path
 
@@ -62,12 +63,13 @@ class Member:
     line: Connection
 
     def told(self) -> tuple[str, Any]:
-        """What it says next: ("progress", a call), ("done", None) or ("failed", a Failure)."""
+        """What it says next: ("progress", a call), ("epoch", a record), ("done", None) or ("failed", a Failure)."""
         try:
             return self.line.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             how = how_it_ended(self.process, self.device)
-            return "failed", Failure(StateError(f"{how}. The run goes on from its last saved state with --resume"))
+            gone = StateError(f"{how}. The run goes on from its last saved state with --resume")
+            return "failed", Failure(gone, ended=True)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Failure:
 
     error: Exception
     trace: str = ""
+    ended: bool = False  # it said nothing, and is gone
 
     @property
     def lost(self) -> bool:
@@ -93,6 +96,7 @@ def train_together(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Run:
     """Train on all devices: each has the whole network and its part of every batch; gradients are averaged."""
     devices = _numbered(devices)
@@ -114,22 +118,39 @@ def train_together(
             resume=resume,
             overwrite=overwrite,
             heard=progress is not None,
+            epochs_heard=on_epoch is not None,
             threads=max(1, torch.get_num_threads() // len(devices)),
             meeting=Path(rendezvous) / "meeting",
         )
-        members: list[Member] = []
         try:
-            for rank, device in enumerate(orders.devices):
-                members.append(Member(device, *begun(_train, orders, rank)))
-            failures = _watched(members, progress or Silent())
-        finally:
-            for member in members:
-                member.process.terminate()
-                member.process.join()
-                member.line.close()
+            leader, failures = _together(orders, progress or Silent(), on_epoch)
+        except BaseException as error:
+            _note_stop(RunFolder(place), error)
+            raise
     if failures:
-        raise _told(failures, members[0], RunFolder(place))
+        raise _told(failures, leader, RunFolder(place))
     return RunFolder(place).run()
+
+
+def _together(orders: Orders, progress: Progress, on_epoch: OnEpoch | None) -> tuple[Member, dict[Member, Failure]]:
+    """Who leads, and who failed how; all processes have ended afterwards."""
+    members: list[Member] = []
+    try:
+        for rank, device in enumerate(orders.devices):
+            members.append(Member(device, *begun(_train, orders, rank)))
+        return members[0], _watched(members, progress, on_epoch)
+    finally:
+        for member in members:
+            member.process.terminate()
+            member.process.join()
+            member.line.close()
+
+
+def _note_stop(folder: RunFolder, error: BaseException) -> None:
+    """The process that trained was ended in the middle of something, so this one notes why, unless another trains."""
+    if folder.info.is_file():
+        with suppress(StateError), folder.locked("closing"):
+            interrupted(folder, error)
 
 
 def _numbered(devices: Sequence[torch.device]) -> list[torch.device]:
@@ -159,7 +180,7 @@ def device_faults(recipe: Recipe, devices: Sequence[torch.device]) -> tuple[str,
     return tuple(faults)
 
 
-def _watched(members: Sequence[Member], progress: Progress) -> dict[Member, Failure]:
+def _watched(members: Sequence[Member], progress: Progress, on_epoch: OnEpoch | None) -> dict[Member, Failure]:
     """Until all are done, or one has failed and the others had their time to tell why: who failed how."""
     leader, at_work = members[0], list(members)
     failures: dict[Member, Failure] = {}
@@ -173,6 +194,9 @@ def _watched(members: Sequence[Member], progress: Progress) -> dict[Member, Fail
             kind, content = member.told()
             if kind == "progress":
                 getattr(progress, content[0])(*content[1])
+                continue
+            if kind == "epoch" and on_epoch is not None:
+                on_epoch(content)
                 continue
             at_work.remove(member)
             if kind == "failed":
@@ -189,6 +213,8 @@ def _cause(failures: Mapping[Member, Failure], leader: Member) -> tuple[Member, 
 def _told(failures: Mapping[Member, Failure], leader: Member, folder: RunFolder) -> Exception:
     """The error to raise; one that the leader, which writes into the run folder, did not have is written there now."""
     member, failure = _cause(failures, leader)
+    if failure.ended:
+        _note_stop(folder, failure.error)
     if member is leader or not isinstance(failure.error, TrainingError) or not folder.info.is_file():
         return failure.error
     return marked(folder, str(failure.error), trace=failure.trace)
@@ -237,7 +263,8 @@ def _train(line: Connection, orders: Orders, rank: int) -> None:
                 progress=listener,
             )
             if rank == 0:
-                train(job, resume=orders.resume, overwrite=orders.overwrite, progress=listener)
+                tell = (lambda record: line.send(("epoch", record))) if orders.epochs_heard else None
+                train(job, resume=orders.resume, overwrite=orders.overwrite, progress=listener, on_epoch=tell)
             else:
                 follow(job)
         line.send(("done", None))

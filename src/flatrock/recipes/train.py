@@ -9,20 +9,21 @@ from typing import Any
 import torch
 
 from flatrock.core.device import Devices, pick_devices
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, shown
 from flatrock.core.numbers import plain
+from flatrock.core.processes import terminable
 from flatrock.core.progress import Progress
 from flatrock.core.runs import Run
 from flatrock.core.threat import L2, Linf
-from flatrock.engine.loop import train
+from flatrock.engine.loop import OnEpoch, train
 from flatrock.recipes.build import build_job
-from flatrock.recipes.load import load_recipe
+from flatrock.recipes.load import load_recipe, place_of
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.together import train_together
 
 
 def train_recipe(
-    recipe: Recipe | str | Path,
+    recipe: Recipe | Run | str | Path,
     *,
     folder: str | Path | None = None,
     data_dir: str | Path | None = None,
@@ -31,28 +32,35 @@ def train_recipe(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    on_epoch: OnEpoch | None = None,
     **overrides: Any,
 ) -> Run:
     """Load, build and train; bad input raises before anything is written.
 
+    With `resume` a run, or its folder, may stand for the recipe: it goes on where it is, as it began.
     Several devices share every batch, a process on each; a script that asks for that does so behind
     `if __name__ == "__main__":`, because those processes read it, too.
     """
     _check_torch()
+    if on_epoch is not None and not callable(on_epoch):
+        raise ConfigError(f"on_epoch must be a function of an epoch's record, got {shown(on_epoch)}")
     if isinstance(recipe, Recipe) and overrides:
         raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, written(overrides))
+    source = recipe.folder if isinstance(recipe, Run) else recipe
+    chosen = source if isinstance(source, Recipe) else load_recipe(source, written(overrides), resume=resume)
     devices = pick_devices(device)
     how: dict[str, Any] = {
-        "folder": None if folder is None else Path(folder),
+        "folder": place_of(source, folder, resume=resume),
         "data_folder": None if data_dir is None else Path(data_dir),
         "download": download,
         "resume": resume,
         "progress": progress,
     }
-    if len(devices) > 1:
-        return train_together(chosen, devices, **how, overwrite=overwrite)
-    return train(build_job(chosen, device=devices[0], **how), resume=resume, overwrite=overwrite, progress=progress)
+    begin: dict[str, Any] = {"overwrite": overwrite, "on_epoch": on_epoch}
+    with terminable():
+        if len(devices) > 1:
+            return train_together(chosen, devices, **how, **begin)
+        return train(build_job(chosen, device=devices[0], **how), resume=resume, progress=progress, **begin)
 
 
 def written(value: Any) -> Any:
