@@ -13,7 +13,8 @@ from flatrock.core.errors import ConfigError
 from flatrock.recipes import load as module
 from flatrock.recipes.build import build_threat
 from flatrock.recipes.check import validate
-from flatrock.recipes.load import NAMING, library, load_recipe, load_seeds, overlay, recipe_names
+from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names
+from flatrock.recipes.overlay import NAMING, overlay
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Data
 from flatrock.recipes.text import recipe_text

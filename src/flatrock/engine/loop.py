@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from flatrock.engine.follow import check_together, hand_out, spent, take_step
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.memory import note_memory, probed
 from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
+from flatrock.engine.told import tell_anew, tell_changed, tell_findings
 from flatrock.engine.verdict import coded, doubts
 from flatrock.engine.watch import Watch
 from flatrock.engine.writer import Writer
@@ -60,23 +60,10 @@ def train(
         return _train(job, folder, resume=resume, progress=listener, on_epoch=on_epoch)
 
 
-def tell_anew(folder: RunFolder, listener: Progress) -> None:
-    """Say what was not asked for."""
-    _tell_all(f"there is nothing to resume in {folder.path}; a new run begins", listener)
-
-
-def _tell_all(text: str, listener: Progress) -> None:
-    """Say something, to a caller without listener too."""
-    if type(listener) is Silent:  # one of the user's may derive from it
-        warnings.warn(text, stacklevel=6)  # of whoever calls flatrock.train
-    else:
-        listener.say(text)
-
-
 def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress, on_epoch: OnEpoch | None) -> Run:
     state = _resumed(job, folder, progress) if resume else _fresh(job, folder)
     with stopping(folder):
-        _tell(folder, progress, job.notes)
+        tell_findings(folder, progress, job.notes)
         hand_out(job, state)
         folder.write_recipe(_recipe_text(job))
         folder.rewrite(state.history)
@@ -87,7 +74,7 @@ def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress, on_
             with failing(job, folder):
                 raise TrainingError("the run collapsed: the model predicts one class for every selection sample")
         found = doubts(state.history, metric=job.select_metric, samples=job.selected_from, classes=job.num_classes)
-        _tell(folder, progress, coded(found, "diagnostics"))
+        tell_findings(folder, progress, coded(found, "diagnostics"))
         status = "finished" if total == whole else "truncated"
         folder.write_info(status=status, reason="", epochs_done=len(state.history))
     return folder.run()
@@ -139,20 +126,11 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
                 folder.writer.save(
                     folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record)
                 )
-    _tell_changed(job, folder, progress)
+    tell_changed(job, folder, progress)
     folder.failure.unlink(missing_ok=True)
     resumed = [*folder.resumptions(), dict(job.provenance)]
     folder.write_info(status="running", reason="", failed_batch=None, **_certificate(job), resumed=resumed)
     return state
-
-
-def _tell_changed(job: Job, folder: RunFolder, progress: Progress) -> None:
-    """Say which files with code of the user's are not what they were when the run last began."""
-    last = folder.provenance().get("own", {})
-    changed = [file for file, digest in job.provenance.get("own", {}).items() if last.get(file, digest) != digest]
-    if changed:
-        since = "changed since the run was last at work; it goes on with what is there now"
-        _tell_all(f"{' and '.join(changed)} {since}, and run.json has the digests of both", progress)
 
 
 def _recipe_text(job: Job) -> str:
@@ -181,20 +159,10 @@ def _run_epoch(job: Job, folder: RunFolder, state: TrainState, progress: Progres
             folder.writer.wait()
             save_state(job, folder, state)
             saved = time.monotonic()
-    _tell(folder, progress, coded(job.findings, "speed"))
+    tell_findings(folder, progress, coded(job.findings, "speed"))
     state.watch.check()  # waits for a GPU, so the seconds below include every step
     check_together(job)
     state.seconds = earlier + time.monotonic() - begun
-
-
-def _tell(folder: RunFolder, progress: Progress, findings: Sequence[str]) -> None:
-    """Say once what is to be known of a run; run.json keeps it."""
-    known = list(folder.read_info().get("findings", ()))
-    new = [text for text in findings if text not in known]
-    for text in new:
-        progress.say(text)
-    if new:
-        folder.write_info(findings=known + new)
 
 
 def _note(job: Job, state: TrainState) -> str:

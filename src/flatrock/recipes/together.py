@@ -27,7 +27,8 @@ from flatrock.data.loader import extra_share
 from flatrock.engine.failure import in_short, interrupted, marked, trace_of
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.follow import follow
-from flatrock.engine.loop import OnEpoch, tell_anew, train
+from flatrock.engine.loop import OnEpoch, train
+from flatrock.engine.told import tell_anew
 from flatrock.recipes.build import build_job
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.schema import Recipe

@@ -1,0 +1,42 @@
+"""What a run tells whoever listens, or is told by a warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from flatrock.core.progress import Progress, Silent
+from flatrock.engine.folder import RunFolder
+from flatrock.engine.job import Job
+
+
+def tell_anew(folder: RunFolder, listener: Progress) -> None:
+    """Say what was not asked for."""
+    tell_all(f"there is nothing to resume in {folder.path}; a new run begins", listener)
+
+
+def tell_all(text: str, listener: Progress) -> None:
+    """Say something, to a caller without listener too."""
+    if type(listener) is Silent:  # one of the user's may derive from it
+        warnings.warn(text, stacklevel=6)  # of whoever calls flatrock.train
+    else:
+        listener.say(text)
+
+
+def tell_changed(job: Job, folder: RunFolder, progress: Progress) -> None:
+    """Say which files with code of the user's are not what they were when the run last began."""
+    last = folder.provenance().get("own", {})
+    changed = [file for file, digest in job.provenance.get("own", {}).items() if last.get(file, digest) != digest]
+    if changed:
+        since = "changed since the run was last at work; it goes on with what is there now"
+        tell_all(f"{' and '.join(changed)} {since}, and run.json has the digests of both", progress)
+
+
+def tell_findings(folder: RunFolder, progress: Progress, findings: Sequence[str]) -> None:
+    """Say once what is to be known of a run; run.json keeps it."""
+    known = list(folder.read_info().get("findings", ()))
+    new = [text for text in findings if text not in known]
+    for text in new:
+        progress.say(text)
+    if new:
+        folder.write_info(findings=known + new)

@@ -1,0 +1,115 @@
+"""One recipe over another: a file over its base, overrides over a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import scalar
+from flatrock.recipes.read import read_yaml
+from flatrock.recipes.schema import Named, Recipe
+
+
+def spelled_out(key: str, value: Any) -> Any:
+    """`select: test` is short for `select: {data: test}`, `flatness: awp` for `flatness: [{name: awp}]`."""
+    if key == "flatness" and isinstance(value, str | Mapping):
+        value = [value]
+    if key == "flatness" and isinstance(value, list):
+        return [{"name": method} if isinstance(method, str) else method for method in value]
+    return {"data": value} if key == "select" and isinstance(value, str) else value
+
+
+# Sections that name a thing; keys they do not know themselves are options of the thing named.
+NAMING = {
+    key: kind.annotation
+    for key, kind in Recipe.model_fields.items()
+    if isinstance(kind.annotation, type) and issubclass(kind.annotation, Named)
+}
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested merge. A section that names another thing than the one below does not have that one's options.
+
+    A list of flatness methods says which there are; one that was there below keeps its options unless changed.
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if key == "flatness" and isinstance(old, list) and isinstance(value, list):
+            merged[key] = [overlay(_method(old, m), m) if isinstance(m, Mapping) else m for m in value]
+        elif isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = overlay(_lasting(key, old, value), value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _lasting(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stays of a section under a new one: where that names something else, what is said of any such thing.
+
+    That is held_out of data or normalize of a network; its depth is its own.
+    """
+    kind = NAMING.get(key)
+    if kind is None or "name" not in new:
+        return old
+    usual = kind.model_fields["name"].default
+    # Who asks for `auto` wants what fits the objective, without options that fit what was there.
+    before = old.get("name", None if usual == "auto" else usual)
+    if new["name"] == before:
+        return old
+    return {k: v for k, v in old.items() if k in kind.model_fields and k not in kind.its_own}
+
+
+def _method(methods: list[Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options a list already has for this method."""
+    same = (m for m in methods if isinstance(m, Mapping) and m.get("name") == wanted.get("name"))
+    return next(same, {})
+
+
+def pairs_of(overrides: Iterable[str] | Mapping[str, Any]) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Keys and values, and what is wrong with the texts that are none."""
+    if isinstance(overrides, Mapping):
+        return list(overrides.items()), []
+    pairs, faults = [], []
+    for text in overrides:
+        try:
+            pairs.append(_pair(text))
+        except ConfigError as error:
+            faults.append(str(error))
+    return pairs, faults
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"an override is written key=value, for example train.epochs=3; got {text!r}")
+    if value.startswith(("[", "{")):
+        return key.strip(), read_yaml(value, f"override {text!r}")
+    return key.strip(), scalar(value.strip())
+
+
+def dotted(key: str) -> str:
+    """Callers with keywords write train__epochs."""
+    return key.replace("__", ".")
+
+
+def put(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key as if a file above had said it; flatness.awp.gamma is an option of a method in the list."""
+    *parents, last = key.split(".")
+    if len(parents) == 2 and parents[0] == "flatness":
+        names = [m.get("name") if isinstance(m, Mapping) else m for m in raw.get("flatness", [])]
+        if parents[1] not in names:
+            raise ConfigError(f"override {key!r}: the recipe's flatness has no {parents[1]!r}, it has {names}")
+        change = [{"name": n, last: value} if n == parents[1] else {"name": n} for n in names]
+        raw.update(overlay(raw, {"flatness": change}))
+        return
+    place: Any = raw
+    for i, part in enumerate(parents):
+        place = place.get(part, {})
+        if not isinstance(place, Mapping):
+            raise ConfigError(f"override {key!r}: {'.'.join(parents[: i + 1])} is a value, not a section")
+    layer: dict[str, Any] = {last: value}
+    for part in reversed(parents):
+        layer = {part: layer}
+    raw.update(overlay(raw, layer))
