@@ -193,6 +193,13 @@ def test_what_broke_a_sample_is_judged_again_in_8_bits() -> None:
     assert book.rounded.tolist() == [True, True, False]
 
 
+def test_rounding_takes_as_many_at_a_time_as_fit() -> None:
+    exam, book = edge_book(Linf(1 / 255))
+    exam.batch_size = 1
+    tried(exam, book, ALONE, [10.4, 10.7])
+    assert book.rounded.tolist() == [True, True, False]
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_rounding_asks_every_attack_that_broke_a_sample(order: tuple[int, int]) -> None:
     """Each leaves one sample standing, and not the same: nobody stands, whichever came first."""

@@ -168,7 +168,7 @@ def files(folder: Path, *, turned: bool = False) -> Path:
     return folder
 
 
-def test_own_data_are_known_by_what_was_held_out(tmp_path: Path) -> None:
+def test_own_data_are_known_by_their_content(tmp_path: Path) -> None:
     own = {"data__name": "npz", "model__num_classes": 10}
     here, there = files(tmp_path / "here"), files(tmp_path / "there", turned=True)
     start = train_recipe(standard(**own, data__held_out=50), folder=tmp_path / "l1", data_dir=here, device="cpu")
@@ -181,12 +181,27 @@ def test_own_data_are_known_by_what_was_held_out(tmp_path: Path) -> None:
     build_job(alone, folder=tmp_path / "new", data_folder=here)
 
 
-def test_nothing_held_out_of_own_data_tells_nothing() -> None:
+def test_own_data_of_which_nothing_was_held_out_are_known_too(tmp_path: Path) -> None:
+    own = {"data__name": "npz", "model__num_classes": 10}
+    here, there = files(tmp_path / "here"), files(tmp_path / "there", turned=True)
+    first = standard(**own, data__held_out=0, select__data="test")
+    start = train_recipe(first, folder=tmp_path / "l1", data_dir=here, device="cpu")
+    recipe = standard(**own, model__weights=str(start.folder / "last.safetensors"), data__held_out=100)
+    with pytest.raises(ConfigError, match="trained on 100 of the 100"):
+        build_job(recipe, folder=tmp_path / "new", data_folder=here)
+    build_job(recipe, folder=tmp_path / "new", data_folder=there)
+
+
+def test_of_older_runs_own_data_are_known_by_who_was_held_out() -> None:
     data = load_data("digits", "train")
     recipe = load_recipe("digits_standard", {"data.name": "npz", "model.num_classes": 10, "data.held_out": 100})
+    split = held_out_split(data, size=100)
     seen = {"run": "a", "data": "npz", "options": {}, "held_out": 0, "limit": None, "digest": "none"}
-    assert leak(recipe, data, held_out_split(data, size=100), [seen]) is None
+    assert leak(recipe, data, split, [seen]) is None, "nobody was"
     assert leak(recipe, data, Split(data, data, "none"), []) is None
+    fifty = seen | {"held_out": 50, "digest": held_out_split(data, size=50).digest}
+    assert "trained on 50 of the 100" in str(leak(recipe, data, split, [fifty]))
+    assert leak(recipe, data, split, [fifty | {"digest": "0" * 16}]) is None
 
 
 # Extra images

@@ -215,9 +215,11 @@ def test_a_run_is_evaluated_without_them(methods: Path) -> None:
     assert sum("could not be trained here" in text for text in hears.said) == 1
     with pytest.raises(ConfigError, match="'mymethods' is not a module of the current folder"):
         evaluate_run("runs/mine", limit=20, progress=hears)  # the recipe's own attacks need it
-    done = CliRunner().invoke(app, ["eval", "runs/mine", "--attacks", "pgd-1", "--limit", "20", "--device", "cpu"])
-    assert done.exit_code == 0, done.output
-    assert "could not be trained here" in " ".join(done.output.split())
+    words = ["eval", "runs/mine", "--attacks", "pgd-1", "--limit", "20", "--device", "cpu"]
+    for radii in ([], ["--eps", "0.05,0.1"]):
+        done = CliRunner().invoke(app, [*words, *radii])
+        assert done.exit_code == 0, done.output
+        assert "could not be trained here" in " ".join(done.output.split())
 
 
 def test_it_is_not_resumed_without_them(methods: Path) -> None:

@@ -109,6 +109,18 @@ def test_a_tab_is_named(tmp_path: Path) -> None:
         load_recipe(write(tmp_path, "mine", "base: digits_at\ntrain:\n\tepochs: 3\n"))
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_options_may_come_before_their_section(turn: int) -> None:
+    """Also where it is given whole; a list of methods, too."""
+    attack = load_recipe("digits_trades", ["attack.steps=3", "attack={name: apgd-ce}"][::turn]).attack
+    assert (attack.name, attack.options) == ("apgd-ce", {"steps": 3})
+    pairs = {"model__depth": 16, "model": {"name": "wide_resnet", "width": 4}}
+    model = load_recipe("cifar10_short_at", dict(list(pairs.items())[::turn])).model
+    assert {key: model.options[key] for key in ("depth", "width")} == {"depth": 16, "width": 4}
+    (awp,) = load_recipe("digits_trades", ["flatness.awp.gamma=0.02", "flatness=[awp]"][::turn]).flatness
+    assert awp.options == {"gamma": 0.02}
+
+
 def test_an_override_below_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train\.epochs is a value, not a section"):
         load_recipe("digits_at", ["train.epochs.more=3"])

@@ -21,12 +21,12 @@ except ImportError:  # pragma: no cover (Windows)
 # Of file systems that do not know locks, such as some network drives: work goes on, as it does on systems without.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
-# Seconds until one who waits looks again.
-AGAIN = 0.02
+# Seconds until one who waits looks again, and how long everybody does: who asks `is_held` holds it for an instant.
+AGAIN, INSTANT = 0.02, 0.1
 
 
 @contextmanager
-def locked(path: Path, doing: str, place: Path, *, wait: float = 0.0) -> Iterator[None]:
+def locked(path: Path, doing: str, place: Path, *, wait: float = INSTANT) -> Iterator[None]:
     """Hold a lock file, in which others read what this process is `doing` at a place; BusyError if another holds it.
 
     Work that takes a moment is worth to `wait` for, so many seconds. The lock ends with the process, however it ends.

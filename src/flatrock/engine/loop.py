@@ -61,8 +61,8 @@ def train(
 
 
 def _train(job: Job, folder: RunFolder, *, resume: bool, progress: Progress, on_epoch: OnEpoch | None) -> Run:
-    state = _resumed(job, folder, progress) if resume else _fresh(job, folder)
     with stopping(folder):
+        state = _resumed(job, folder, progress) if resume else _fresh(job, folder)
         tell_findings(folder, progress, job.notes)
         hand_out(job, state)
         folder.write_recipe(_recipe_text(job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,13 +91,18 @@ class Tally:
 
     def add_rounded(self, exam: Exam, step: Step, chunk: Chunk) -> None:
         """Who is broken by what a batch brought in 8 bits per channel, too: an image file cannot hold more."""
-        rows = chunk.rows[~chunk.right]
-        if not len(rows):
-            return
+        rows, found = chunk.rows[~chunk.right], chunk.x_adv
+        while len(rows):
+            done = exam.fitting(partial(self._judge_rounded, exam, step, found), rows)
+            rows, found = rows[done:], found[done:]
+
+    def _judge_rounded(self, exam: Exam, step: Step, found: Tensor, rows: Tensor) -> int:
+        """How many rows were judged, the first of those `found` is of."""
         x, y = exam.inputs(rows)
-        x_adv, inside = in_8_bits(chunk.x_adv.to(exam.device), x, exam.threat)
+        x_adv, inside = in_8_bits(found[: len(rows)].to(exam.device), x, exam.threat)
         logits = exam.judged(f"{step.label}: rounded", rows, x_adv, y)
         self.rounded[rows] &= (classified_right(logits, y) | ~inside).cpu()
+        return len(rows)
 
     def kept(self) -> dict[str, Any]:
         """What a Result takes over as it is."""

@@ -63,7 +63,7 @@ def build_job(
     """Load the data, make the model and everything else (`resume`: see begin); nothing is trained, nothing written."""
     where, target, listener = torch.device(device), folder or DEFAULT_RUNS / recipe.name, progress or Silent()
     data, split = _loaded(recipe, data_folder, download, listener)
-    train = fair_subset(split.train, recipe.data.limit)
+    train, content = fair_subset(split.train, recipe.data.limit), data.fingerprint()
     extra = _extra(recipe, split)
     seed = Seed(recipe.seed)
     loader = _loader(recipe, train, extra, seed, where, least=2 * team.size)
@@ -81,7 +81,7 @@ def build_job(
         folder=target,
         recipe=recipe.resolved(),
         recipe_hash=recipe_hash(recipe),
-        data_digest=_digest(data, extra, split.digest),
+        data_digest=_digest(content, data, extra, split.digest),
         class_names=data.class_names,
         num_classes=model.num_classes,
         seed=seed,
@@ -100,7 +100,7 @@ def build_job(
         helper=helper,
         start=None if start is None else start.digest,
         team=team,
-        provenance=_certificate(recipe, where, split, engine, helper, start, team),
+        provenance=_certificate(recipe, where, content, split, engine, helper, start, team),
         **_as_said(recipe),
     )
 
@@ -140,13 +140,15 @@ def _steps(recipe: Recipe, per_epoch: int) -> int:
 def _certificate(
     recipe: Recipe,
     device: torch.device,
+    content: str,
     split: Split,
     engine: Engine,
     helper: Helper | None,
     start: Start | None,
     team: Team,
 ) -> dict[str, Any]:
-    about: dict[str, Any] = {"recipe_hash": recipe_hash(recipe), "held_out": split.digest, "engine": asdict(engine)}
+    about: dict[str, Any] = {"recipe_hash": recipe_hash(recipe), "training_set": content[:16]}
+    about |= {"held_out": split.digest, "engine": asdict(engine)}
     about |= {} if helper is None else {"helper": {**helper.about, "weights": helper.digest}}
     about |= {} if start is None else {"start": dict(start.about)}
     about |= {} if team.alone else {"processes": team.size}
@@ -277,9 +279,9 @@ def _extra(recipe: Recipe, split: Split) -> Dataset | None:
     return extra
 
 
-def _digest(data: Dataset, extra: Dataset | None, held_out: str) -> str:
+def _digest(content: str, data: Dataset, extra: Dataset | None, held_out: str) -> str:
     """Identifies the data a run was trained on."""
-    parts = [data.fingerprint(), data.class_names, extra.fingerprint() if extra else None, held_out]
+    parts = [content, data.class_names, extra.fingerprint() if extra else None, held_out]
     return sha256(json_text(parts))[:16]
 
 

@@ -28,7 +28,7 @@ from flatrock.evaluation.plans import make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
-from flatrock.recipes.check import validate
+from flatrock.recipes.check import of_trained
 from flatrock.recipes.part import check_classes, data_part
 from flatrock.recipes.restore import (
     Source,
@@ -179,7 +179,7 @@ def check_radii(
     recipe = None
     if source is not None:
         path, _, meta = open_checkpoint(source, which)
-        recipe = as_evaluated(path, validate(meta["recipe"], f"the recipe stored in {path}"))
+        recipe = as_evaluated(path, of_trained(meta["recipe"], f"the recipe stored in {path}")[0])
     faults = []
     for eps in radii:
         try:

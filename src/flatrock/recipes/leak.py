@@ -17,7 +17,7 @@ from flatrock.engine.folder import RunFolder
 from flatrock.recipes.schema import Data, Recipe
 
 # What a run's weights were trained on, as provenance keeps it: run, data, options, held_out, limit and, where run.json
-# tells it, the digest of the samples it held out.
+# tells them, the digests of the samples it held out and of the whole training set.
 Seen = Mapping[str, Any]
 
 
@@ -33,7 +33,8 @@ def seen_by(path: Path, recipe: Recipe, recipe_hash: str) -> list[dict[str, Any]
     if info["recipe_hash"] != recipe_hash:
         return [own]
     told = info.get("provenance", {})
-    return [own | {"digest": told.get("held_out")}, *told.get("start", {}).get("seen", [])]
+    own |= {"digest": told.get("held_out"), "training_set": told.get("training_set")}
+    return [own, *told.get("start", {}).get("seen", [])]
 
 
 def leak(recipe: Recipe, data: Dataset, split: Split, seen: Sequence[Seen]) -> str | None:
@@ -91,12 +92,21 @@ def _trained(one: Seen, here: Data, data: Dataset) -> Dataset | None:
         split = held_out_split(data, size=one["held_out"]) if one["held_out"] else Split(data, data, "none")
     except DataError:  # there are too few here
         return None
-    # What lies in files of the user's is the same data if the same samples were held out, which labels decide, too.
-    own = info(here.name).train_size is None
-    told = one.get("digest") or (None if own else split.digest)
-    if told != split.digest or (own and not one["held_out"]):
+    if info(here.name).train_size is None and not _same_files(one, data, split):
+        return None
+    if (one.get("digest") or split.digest) != split.digest:
         return None
     return fair_subset(split.train, one["limit"])
+
+
+def _same_files(one: Seen, data: Dataset, split: Split) -> bool:
+    """Whether data in files of the user's, or of a function's making, are those a run was trained on, if it is known.
+
+    By the content of the training set, or of runs that did not note it by who was held out, which labels decide, too.
+    """
+    if whole := one.get("training_set"):
+        return bool(whole == data.fingerprint()[: len(whole)])
+    return bool(one["held_out"]) and one.get("digest") == split.digest
 
 
 def _content(options: Mapping[str, Any]) -> dict[str, Any]:

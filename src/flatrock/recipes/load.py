@@ -82,8 +82,8 @@ def load_recipe(
     raw.setdefault("name", name)
     given = deepcopy(raw)
     pairs, faults = pairs_of(overrides)
-    # Names first: they drop options of what was named below, not those given with them, in whatever order.
-    for key, value in sorted(pairs, key=lambda pair: not dotted(pair[0]).endswith(".name")):
+    # Sections and names first: they drop options of what was named below, not those given with them, in any order.
+    for key, value in sorted(pairs, key=lambda pair: "." in dotted(pair[0]) and not dotted(pair[0]).endswith(".name")):
         try:
             put(raw, dotted(key), spelled_out(key, value))
         except ConfigError as error:
