@@ -169,6 +169,7 @@ def test_bands_of_averaged_weights_judge_no_plain_ones(here: Path) -> None:
     assert told.replace(", seed 3", "") in alone.output and "PASS" not in alone.output and "MISSED" not in alone.output
     row = next(row for row in read_rows(Path("rows.json")) or [] if row.seed == 3)
     assert (row.main, row.stands_in, row.judged) == ("best", True, True)
+    assert not row.comparable, "nor is it set beside figures of averaged weights"
     assert expected_bands([row]) == {}
     rows = read_rows(Path("rows.json")) or []
     assert measured_bands(rows) == measured_bands([r for r in rows if r.seed == 0])

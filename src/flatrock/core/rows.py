@@ -123,8 +123,9 @@ class Row:
 
     @property
     def comparable(self) -> bool:
-        """Whether the run is what its recipe says, to the end, was evaluated, and tells inputs apart."""
-        return self.judged and not self.collapsed
+        """Whether the run is what its recipe says, to the end, was evaluated with the weights meant, and tells inputs
+        apart."""
+        return self.judged and not self.collapsed and not self.stands_in
 
     @property
     def judged(self) -> bool:

@@ -66,7 +66,7 @@ def judged(source: str) -> list[Judged]:
         names = ", ".join(sorted({row.recipe for row in chosen})) or "none"
         raise StateError(
             f"{path} has no row to compare: those of {names} were changed, not finished, not evaluated or "
-            "collapsed; name the run folder instead"
+            "collapsed, as they are or averaged; name the run folder instead"
         )
     return [_of_row(row, path) for row in whole]
 
