@@ -152,7 +152,7 @@ def _result(path: Path, name: str, recipe_hash: str, run: Run) -> tuple[Result, 
     result = Result.from_json(text, str(file))
     about = result.provenance
     if about.get("recipe_hash") != recipe_hash or about.get("epoch", 0) != _epoch_of(name, run):
-        raise StateError(f"{file} is of other weights than the run has now; evaluate again with `flatrock eval`")
+        raise StateError(told_stale(file))
     if not about.get("whole_plan"):
         raise StateError(f"{file} is not of the recipe's own attacks on the whole test set; evaluate again")
     return result, sha256(text)
@@ -170,6 +170,11 @@ def of_other_weights(result: Result, name: str, folder: RunFolder) -> bool:
     if about.get("recipe_hash") != folder.owner():
         return True
     return name in CHECKPOINTS and about.get("epoch") != _epoch_of(name, folder.run())  # a kept epoch is what it was
+
+
+def told_stale(file: Path, command: str = "flatrock eval") -> str:
+    """Why a result file of other weights is not taken, and the command that makes it anew."""
+    return f"{file} is of other weights than the run has now; evaluate again with `{command}`"
 
 
 def is_evaluated(run: Run, name: str, recipe: Recipe) -> bool:
