@@ -90,6 +90,16 @@ def test_averaged_weights_are_compared_where_they_are_kept(tmp_path: Path) -> No
         judged(str(run))
 
 
+def test_plain_weights_are_compared_where_every_average_collapsed(tmp_path: Path) -> None:
+    """As `flatrock results` takes them, and the cure is one that `flatrock eval` does not refuse."""
+    swa = fake_run(tmp_path, "cifar10_short_at_swa", TRADES, average_collapsed=True)
+    plain = fake_run(tmp_path, "cifar10_short_at", AT)
+    assert "+2.10 ± 0.45 !" in flatrock(plain, swa).output
+    (swa / "result-best.json").unlink()
+    done = flatrock(plain, swa)
+    assert done.exit_code == 2 and f"run `flatrock eval {swa} --which best` first" in " ".join(done.output.split())
+
+
 def test_the_command(runs: list[Path], tmp_path: Path) -> None:
     done = flatrock(*runs)
     assert done.exit_code == 0, done.output

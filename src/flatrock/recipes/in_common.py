@@ -51,8 +51,11 @@ def _check_which(which: str, sources: Sequence[str]) -> None:
 
 
 def _usual(folder: Path, which: str) -> Path:
-    """The result of the recipe's own plan."""
-    return folder / f"result-{RunFolder(folder).known_by() if which == 'auto' else which}.json"
+    """The result of the recipe's own plan, for `auto` of the weights that `flatrock results` takes."""
+    if which == "auto":
+        run = RunFolder(folder)
+        which = "best" if run.run().average_collapsed else run.known_by()
+    return folder / f"result-{which}.json"
 
 
 def _read(file: Path) -> Result:
