@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from flatrock.cli.console import friendly, say, show
+from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.shared import check_csv, check_json
 from flatrock.core.bands import Bands
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_csv
+from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import SCHEMA, Row, add_rows, repeated, write_rows
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.expected import expected_bands
@@ -45,9 +46,10 @@ def run(runs: Runs, out: Out = None, add: Add = False, csv: Csv = None) -> None:
     """Collect what runs and their evaluations say into one file, for `flatrock report`, or as a table (--csv)."""
     with friendly():
         _check(runs, out, csv, add=add)
-        table = None if csv is None else sheet(runs)
+        table = None if csv is None else sheet(runs, TerminalProgress())
         if out is not None:
-            _collect(runs, out, add=add)
+            # What is odd of a recipe is said once.
+            _collect(runs, out, TerminalProgress() if table is None else Silent(), add=add)
         if csv is not None and table is not None:
             _write_sheet(table, csv, bare=out is None)
 
@@ -68,9 +70,9 @@ def _check(runs: Sequence[Path], out: Path | None, csv: Path | None, *, add: boo
             )
 
 
-def _collect(runs: Sequence[Path], out: Path, *, add: bool) -> None:
+def _collect(runs: Sequence[Path], out: Path, progress: Progress, *, add: bool) -> None:
     """One row per run into the results file, and what they say."""
-    rows = [collect_run(path) for path in runs]
+    rows = [collect_run(path, progress) for path in runs]
     folders: dict[Hashable, str] = {row.key: str(path) for row, path in zip(rows, runs, strict=True)}
     if twice := repeated(rows):
         row = twice[0]

@@ -147,9 +147,9 @@ def restored(
     return model.eval(), recipe
 
 
-def stored_recipe(folder: RunFolder) -> Recipe:
+def stored_recipe(folder: RunFolder, progress: Progress | None = None) -> Recipe:
     """The recipe a run was trained with."""
-    return trained_recipe(_content(folder), str(folder.recipe))
+    return trained_recipe(_content(folder), str(folder.recipe), progress)
 
 
 def _content(folder: RunFolder) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
+from flatrock.core.progress import Progress
 from flatrock.core.records import Result
 from flatrock.core.rows import Row, Score
 from flatrock.core.runs import EpochRecord, Run
@@ -33,7 +34,7 @@ CERTIFICATE = ("commit", "flatrock", "torch", "python", "device", "time", "engin
 SOURCES = {"helper": "objective.helper", "start": "model.weights"}
 
 
-def collect_run(path: Path) -> Row:
+def collect_run(path: Path, progress: Progress | None = None) -> Row:
     """The row of a run folder: its records, and the result of every checkpoint evaluated with the recipe's own plan.
 
     Only recipe.yaml, run.json, metrics.jsonl and result-*.json are read, so a folder without weights will do.
@@ -41,7 +42,7 @@ def collect_run(path: Path) -> Row:
     folder = RunFolder(path)
     info = folder.read_info()
     folder.check_ended()
-    run, recipe = folder.run(), stored_recipe(folder)
+    run, recipe = folder.run(), stored_recipe(folder, progress)
     certificate = dict(info.get("provenance", {}))
     resumed = [str(again.get("commit")) for again in info.get("resumed", [])]
     name = str(info.get("name", recipe.name))
@@ -187,11 +188,11 @@ def is_evaluated(run: Run, name: str, recipe: Recipe) -> bool:
     return found is not None and wanted <= found[0].per_attack.keys()
 
 
-def take_attacks(folder: RunFolder, recipe: Recipe) -> None:
+def take_attacks(folder: RunFolder, recipe: Recipe, progress: Progress | None = None) -> None:
     """Let a run be evaluated as a recipe says that trains the same, for which others or more attacks are named now."""
     import yaml
 
-    own = stored_recipe(folder)
+    own = stored_recipe(folder, progress)
     if own.evaluate.attacks != recipe.evaluate.attacks:
         journals = {name: folder.path / f"result-{name}.part" for name in CHECKPOINTS}
         for name, journal in journals.items():
