@@ -175,5 +175,6 @@ def test_results_of_other_weights_are_passed_over(runs: list[Path]) -> None:
     assert done.exit_code == 2
     assert f"{runs[1]} has a result-best.json of other weights than it has now, and no other" in done.output
     assert f"run `flatrock eval '{runs[0]}'`; run `flatrock eval {runs[1]}` first" in done.output
+    assert f"- {runs[0]}: result-best-x.json (of other weights), result-best-y.json\n" in done.output
     asked(runs[1], "y", TRADES, provenance={"seed": 1})
     assert flatrock("compare", *runs).exit_code == 0, "the usual one of these weights is not needed"

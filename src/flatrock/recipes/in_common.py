@@ -67,6 +67,11 @@ def _stale(file: Path, usual: Path) -> bool:
     return of_other_weights(_read(file), _which(usual), RunFolder(usual.parent))
 
 
+def _alike(usual: Path) -> list[Path]:
+    """All results of the checkpoint of the usual one."""
+    return sorted([*usual.parent.glob(usual.name), *usual.parent.glob(f"{usual.stem}-*.json")])
+
+
 def _which(usual: Path) -> str:
     return usual.stem.removeprefix("result-")
 
@@ -93,8 +98,7 @@ def _questions(usual: Path, given: Sequence[Judged]) -> dict[Hashable, list[Path
     """The results of the weights of the usual one, as they are now, by what was asked, if it is what the models given
     were asked."""
     found: dict[Hashable, list[Path]] = {}
-    there = sorted([*usual.parent.glob(usual.name), *usual.parent.glob(f"{usual.stem}-*.json")])
-    for file in (file for file in there if not _stale(file, usual)):
+    for file in (file for file in _alike(usual) if not _stale(file, usual)):
         result = _read(file)
         model = judged_result(result, str(file))
         if all(not other_question(model, other) and _attacks_alike(model, other) for other in given):
@@ -128,7 +132,11 @@ def _nothing_in_common(usual: dict[str, Path]) -> str:
     why |= {source: f"has a {usual[source].name} of other weights than it has now" for source in stale}
     cures = "; ".join(f"run `{_evaluation(usual[source])}`" for source in why)
     told = [f"{source} {text}" for source, text in why.items()]
-    others = {source: sorted(p.name for p in file.parent.glob("result-*.json")) for source, file in usual.items()}
+    older = {p for file in usual.values() for p in _alike(file) if _stale(p, file)}
+    others = {
+        source: [p.name + " (of other weights)" * (p in older) for p in sorted(file.parent.glob("result-*.json"))]
+        for source, file in usual.items()
+    }
     there = [f"{source}: {', '.join(names) or 'none'}" for source, names in others.items()]
     return "\n  - ".join([f"{'; '.join(told)}, and no other evaluation in common; {cures} first. There is", *there])
 
