@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.numbers import number, plain, scalar, scaled
+from flatrock.core.numbers import in_levels, number, plain, scalar, scaled
 
 
 @pytest.mark.parametrize(
@@ -125,3 +125,14 @@ def test_numbers_of_other_kinds_become_pythons() -> None:
 )
 def test_sizes_have_the_unit_that_fits(value: float, told: str) -> None:
     assert scaled(value, "B") == told
+
+
+@pytest.mark.parametrize("k", [*range(-60, 60), 128, 254, 255, 300, 630])
+def test_levels_are_written_unless_the_decimal_is_short(k: int) -> None:
+    short = Fraction(k, 255).denominator in (1, 5)
+    assert in_levels(k / 255) == ("" if short else f"{k}/255")
+
+
+@pytest.mark.parametrize("value", [0.031, 0.031373, 0.03137255, 0.1, 1e-12, 1 + 1e-12, 1e300, np.inf, np.nan, 0, 1])
+def test_other_numbers_are_no_levels(value: float) -> None:
+    assert in_levels(value) == ""

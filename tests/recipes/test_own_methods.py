@@ -24,7 +24,7 @@ from flatrock.core.files import sha256
 from flatrock.core.progress import Silent
 from flatrock.core.tensorfile import load
 from flatrock.recipes.cost import estimate
-from flatrock.recipes.evaluate import evaluate_run
+from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
 
@@ -220,6 +220,28 @@ def test_a_run_is_evaluated_without_them(methods: Path) -> None:
         done = CliRunner().invoke(app, [*words, *radii])
         assert done.exit_code == 0, done.output
         assert "could not be trained here" in " ".join(done.output.split())
+
+
+COMMANDS = {
+    "results --csv": "results runs/mine --csv a.csv",
+    "results --out": "results runs/mine --out a.json",
+    "results, both": "results runs/mine --csv a.csv --out a.json",
+    "landscape": "landscape runs/mine --points 3 --directions 1 --images 10 --attack none --device cpu",
+    "surrogate": "eval runs/plain --surrogate runs/mine --attacks pgd-1 --limit 20 --device cpu",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_commands_say_it_once_as_a_line(methods: Path, command: str) -> None:
+    flatrock.train("digits_at", **SHORT, folder="runs/plain")
+    trained_elsewhere(methods)
+    for seed in (0, 1):  # several results of one run
+        store_result("runs/mine", evaluate_run("runs/mine", attacks=["pgd-1"], limit=20, seed=seed, progress=Hears()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("could not be trained here") == 1 and "UserWarning" not in done.output
 
 
 def test_it_is_not_resumed_without_them(methods: Path) -> None:

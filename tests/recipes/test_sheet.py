@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.records import Finding, Result
 from flatrock.core.rows import read_rows
+from flatrock.engine.folder import RunFolder
 from flatrock.recipes.sheet import sheet
 
 NAME = "cifar10_short_trades"
@@ -65,11 +66,27 @@ def test_what_is_not_there_is_told_and_has_a_line(tmp_path: Path) -> None:
     done = flatrock("results", bare, failed, running, "--csv", tmp_path / "a.csv")
     assert done.exit_code == 0, done.output
     assert f"not evaluated {bare}; run `flatrock eval '{bare}'`, then this again" in done.output
-    assert f"not evaluated {running}" in done.output and f"not evaluated {failed}" not in done.output
+    assert f"not finished {running} (its process is gone); train on with --resume" in done.output
+    assert f"not evaluated {running}" not in done.output and f"not evaluated {failed}" not in done.output
     assert "0 lines with a result, and 3 without one (a run each)" in done.output
     found = lines(tmp_path / "a.csv")
     assert [line["status"] for line in found] == ["finished", "failed", "running"]
     assert [line["worst_case"] for line in found] == [""] * 3
+
+
+@pytest.mark.parametrize("to", ["--csv", "--out"])
+def test_the_cure_is_one_that_works_where_weights_collapsed(tmp_path: Path, to: str) -> None:
+    """`flatrock eval RUN` refuses a run whose averages all collapsed; where all weights did nothing can be taken."""
+    swa = fake_run(tmp_path / "a", "cifar10_short_at_swa", {}, average_collapsed=True)
+    whole = fake_run(tmp_path / "b", "cifar10_short_trades_swa", {}, averages=True)
+    lost = fake_run(tmp_path / "c", NAME, {})
+    folder = RunFolder(lost)
+    folder.rewrite([replace(record, best_epoch=None) for record in folder.records()])
+    done = flatrock("results", swa, whole, lost, to, tmp_path / f"a.{'csv' if to == '--csv' else 'json'}")
+    assert done.exit_code == 0, done.output
+    assert f"not evaluated {swa}; run `flatrock eval {swa} --which best`, then this again" in done.output
+    assert f"not evaluated {whole}; run `flatrock eval {whole}`, then this again" in done.output
+    assert f"not evaluated {lost}: no best epoch, every epoch predicted one class (collapsed)" in done.output
 
 
 def test_results_of_other_weights_are_marked(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from results_cases import N, fake_run, standing
+from results_cases import N, fake_result, fake_run, standing
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
@@ -88,6 +88,16 @@ def test_averaged_weights_are_compared_where_they_are_kept(tmp_path: Path) -> No
         match=r"(?s)no result-average-best.json, .*; run `flatrock eval '.*a b'` first.*a b: result-best.json",
     ):
         judged(str(run))
+
+
+def test_plain_weights_are_compared_where_every_average_collapsed(tmp_path: Path) -> None:
+    """As `flatrock results` takes them, and the cure is one that `flatrock eval` does not refuse."""
+    swa = fake_run(tmp_path, "cifar10_short_at_swa", TRADES, average_collapsed=True)
+    plain = fake_run(tmp_path, "cifar10_short_at", AT)
+    assert "+2.10 ± 0.45 !" in flatrock(plain, swa).output
+    (swa / "result-best.json").unlink()
+    done = flatrock(plain, swa)
+    assert done.exit_code == 2 and f"run `flatrock eval {swa} --which best` first" in " ".join(done.output.split())
 
 
 def test_the_command(runs: list[Path], tmp_path: Path) -> None:
@@ -245,3 +255,31 @@ def test_one_model_or_the_same_twice_is_refused(runs: list[Path]) -> None:
     assert "there is 1 model to compare" in flatrock(runs[0]).output
     assert "is named twice" in flatrock(runs[0], runs[1], runs[0]).output
     assert "there is no file" in flatrock(runs[0], "nowhere.json").output
+
+
+@pytest.mark.parametrize("about", [{"epoch": 1}, {"recipe_hash": "0" * 16}])
+def test_results_of_other_weights_than_a_run_has_are_refused(runs: list[Path], about: dict[str, Any]) -> None:
+    """A run evaluated, then trained on; `--which` names other weights, whose result is of those there are."""
+    file = runs[1] / "result-best.json"
+    fresh = file.read_text()
+    file.write_text(fake_result(runs[1].name, "best", **{"epoch": 2, "percents": TRADES, **about}).to_json())
+    done = flatrock(*runs)
+    assert done.exit_code == 2
+    command = f"evaluate again with `flatrock eval {runs[1]}`"
+    assert f"{file} is of other weights than the run has now; {command}" in " ".join(done.output.split())
+    (runs[1] / "result-last.json").write_text(fake_result(runs[1].name, "last", 2, TRADES).to_json())
+    (runs[0] / "result-last.json").write_text(fake_result(runs[0].name, "last", 3, AT).to_json())
+    assert f"`flatrock eval {runs[1]} --which last`" in flatrock(*runs, "--which", "last").output
+    file.write_text(fresh)
+    assert flatrock(*runs).exit_code == 0
+
+
+def test_runs_that_had_not_ended_are_told(runs: list[Path]) -> None:
+    assert "not finished" not in flatrock(*runs).output
+    file = runs[1] / "result-best.json"
+    file.write_text(fake_result(runs[1].name, "best", 2, TRADES, unfinished="3 of 30 epochs").to_json())
+    for named in (runs[1], file):
+        done = flatrock(runs[0], named)
+        assert done.exit_code == 0, done.output
+        assert f"not finished {named}: evaluated when its run was at 3 of 30 epochs" in done.output
+        assert f"not finished {runs[0]}" not in done.output

@@ -23,7 +23,8 @@ def flatrock(*words: object) -> Any:
 
 def asked(run: Path, name: str, percents: dict[str, float], *, which: str = "best", **changes: Any) -> Path:
     """A result of the run's weights, asked in a way of its own."""
-    content = json.loads(fake_result(run.name, which, 2, percents, whole_plan=False).to_json())
+    epoch = 3 if which == "last" else 2
+    content = json.loads(fake_result(run.name, which, epoch, percents, whole_plan=False).to_json())
     for key, value in changes.items():
         content[key] = {**content[key], **value} if isinstance(value, dict) else value
     file = run / f"result-{which}-{name}.json"
@@ -157,3 +158,23 @@ def test_rows_of_a_results_file_beside_a_run(runs: list[Path], tmp_path: Path) -
     assert done.exit_code == 0, done.output
     assert "compared: result-best-pgd-20-n64-seed0.json of each run" in done.output
     assert "+2.10 ± 0.45 !" in done.output
+
+
+def test_results_of_other_weights_are_passed_over(runs: list[Path]) -> None:
+    """A run that was trained on has other weights than those evaluated; what is of those is not in common."""
+    older = [asked(run, "x", found, provenance={"epoch": 1}) for run, found in zip(runs, (AT, TRADES), strict=True)]
+    assert flatrock("compare", *older).exit_code == 0, "files named are taken as they are"
+    for run, found in zip(runs, (AT, TRADES), strict=True):
+        asked(run, "y", found, provenance={"seed": 1})
+    done = flatrock("compare", *runs)
+    assert done.exit_code == 0, done.output
+    assert "compared: result-best-y.json of each run" in done.output
+    asked(runs[1], "y", TRADES, provenance={"seed": 1, "recipe_hash": "0" * 16})
+    (runs[1] / "result-best.json").write_text(fake_result(runs[1].name, "best", 1, TRADES).to_json())
+    done = flatrock("compare", *runs)
+    assert done.exit_code == 2
+    assert f"{runs[1]} has a result-best.json of other weights than it has now, and no other" in done.output
+    assert f"run `flatrock eval '{runs[0]}'`; run `flatrock eval {runs[1]}` first" in done.output
+    assert f"- {runs[0]}: result-best-x.json (of other weights), result-best-y.json\n" in done.output
+    asked(runs[1], "y", TRADES, provenance={"seed": 1})
+    assert flatrock("compare", *runs).exit_code == 0, "the usual one of these weights is not needed"

@@ -58,6 +58,9 @@ def run(sources: Sources, which: Which = "auto") -> None:
             say(("not compared ", "yellow"), f"{name}: its options differ between these models")
         if not alike:
             say(("not compared ", "yellow"), f"{WORST}: it is of other attacks, or of other options")
+        for model in models:
+            if model.unfinished:
+                say(("not finished ", "yellow"), f"{model.name}: evaluated when its run was at {model.unfinished}")
         if any(model.collapsed for model in models):
             say("COLLAPSED = it gives one answer to everything (E15); differences from it say nothing")
         if any(model.marks for model in models):

@@ -13,7 +13,7 @@ from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, 
 from flatrock.cli.shared import beside, check_out, named, numeric, words
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
-from flatrock.core.progress import Progress
+from flatrock.core.progress import Progress, Silent
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.surface import Landscape, nearest_radius, on_grid
 from flatrock.recipes.checkpoints import checkpoints
@@ -166,7 +166,8 @@ def look(
     if stored:
         check_alike(stored)
     fresh = [item for item in found if not isinstance(item, Landscape)]
-    check_comparable(fresh, plan, stored=stored, data_folder=data_folder)
+    # What is odd of a recipe is said as it is measured.
+    check_comparable(fresh, plan, stored=stored, data_folder=data_folder, progress=Silent())
     return found
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flatrock.cli.console import friendly, say, show
+from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.shared import check_csv, check_json
 from flatrock.core.bands import Bands
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_csv
+from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import SCHEMA, Row, add_rows, repeated, write_rows
+from flatrock.engine.folder import RunFolder
 from flatrock.recipes.expected import expected_bands
+from flatrock.recipes.restore import eval_command
 from flatrock.recipes.results import collect_run
 from flatrock.recipes.sheet import Sheet, sheet
 from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
@@ -44,9 +46,10 @@ def run(runs: Runs, out: Out = None, add: Add = False, csv: Csv = None) -> None:
     """Collect what runs and their evaluations say into one file, for `flatrock report`, or as a table (--csv)."""
     with friendly():
         _check(runs, out, csv, add=add)
-        table = None if csv is None else sheet(runs)
+        table = None if csv is None else sheet(runs, TerminalProgress())
         if out is not None:
-            _collect(runs, out, add=add)
+            # What is odd of a recipe is said once.
+            _collect(runs, out, TerminalProgress() if table is None else Silent(), add=add)
         if csv is not None and table is not None:
             _write_sheet(table, csv, bare=out is None)
 
@@ -67,9 +70,9 @@ def _check(runs: Sequence[Path], out: Path | None, csv: Path | None, *, add: boo
             )
 
 
-def _collect(runs: Sequence[Path], out: Path, *, add: bool) -> None:
+def _collect(runs: Sequence[Path], out: Path, progress: Progress, *, add: bool) -> None:
     """One row per run into the results file, and what they say."""
-    rows = [collect_run(path) for path in runs]
+    rows = [collect_run(path, progress) for path in runs]
     folders: dict[Hashable, str] = {row.key: str(path) for row, path in zip(rows, runs, strict=True)}
     if twice := repeated(rows):
         row = twice[0]
@@ -91,12 +94,17 @@ def _collect(runs: Sequence[Path], out: Path, *, add: bool) -> None:
 
 def _tell_bare(folder: str | None, recipe: str = "") -> None:
     """A run without a result; nobody knows where that of an older row lies."""
-    command = "`flatrock eval` on it" if folder is None else f"`flatrock eval {shlex.quote(folder)}`"
-    say(("not evaluated ", "yellow"), f"{folder or recipe}; run {command}, then this again")
+    if folder is None:
+        say(("not evaluated ", "yellow"), f"{recipe}; run `flatrock eval` on it, then this again")
+    elif told := RunFolder(Path(folder)).to_be_ended():
+        say(("not finished ", "yellow"), f"{folder} {told}")
+    elif command := eval_command(RunFolder(Path(folder)).run()):
+        say(("not evaluated ", "yellow"), f"{folder}; run `{command}`, then this again")
+    else:
+        say(("not evaluated ", "yellow"), f"{folder}: no best epoch, every epoch predicted one class (collapsed)")
 
 
 def _write_sheet(table: Sheet, csv: Path, *, bare: bool) -> None:
-    write_csv(csv, table.header, table.rows)
     for folder, status in table.bare if bare else ():
         if status != "failed":
             _tell_bare(str(folder))
@@ -105,6 +113,7 @@ def _write_sheet(table: Sheet, csv: Path, *, bare: bool) -> None:
             ("stale ", "yellow"),
             f"{file}: of other weights than the run has now; evaluate again, or leave out its line",
         )
+    write_csv(csv, table.header, table.rows)
     results = len(table.rows) - len(table.bare)
     without = f", and {len(table.bare)} without one (a run each)" if table.bare else ""
     say(f"wrote {csv}: {results} lines with a result{without}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from flatrock.core.runs import Run
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.load import load_recipe, load_seeds, place_of
 from flatrock.recipes.pieces import DEFAULT_RUNS
+from flatrock.recipes.restore import eval_command
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
@@ -55,10 +55,9 @@ def run(
                 runs[seed] = _trained(chosen, folders[seed], **how)
             show(trained_seeds(runs), f"{len(runs)} seeds of {chosen.name}, on the data that choose epochs")
         for done in runs.values():
-            if done is not None and (done.best_average or done.best) is not None:
-                words = [str(done.folder)] + (["--which", "best"] if _collapsed_average(done) else [])
-                words += [] if data_dir is None else ["--data-dir", str(data_dir)]
-                say(f"next: flatrock eval {shlex.join(words)}")
+            words = [] if data_dir is None else ["--data-dir", str(data_dir)]
+            if done is not None and (command := eval_command(done, *words)):
+                say(f"next: {command}")
         if None in runs.values():
             raise typer.Exit(1)
 
@@ -118,11 +117,6 @@ def _summary(done: Run) -> list[str]:
     if mean is not None:
         found = f"clean {percent(mean.average_clean)}, robust {percent(mean.average_robust)}"
         lines.append(f"averaged weights, best epoch {mean.epoch}: {found}; evaluations take these")
-    if _collapsed_average(done):
+    if done.average_collapsed:
         lines.append("averaged weights: no best epoch, every probe of them predicted one class (collapsed)")
     return [*lines, f"run folder {done.folder}"]
-
-
-def _collapsed_average(done: Run) -> bool:
-    """Whether averaged weights were probed and none of them can be taken."""
-    return done.best_average is None and any(record.average_robust is not None for record in done.records)

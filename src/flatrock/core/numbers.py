@@ -38,6 +38,15 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
+def in_levels(value: float) -> str:
+    """8/255 where a number is that, as papers write it; nothing where it is not, or a short decimal: 0.2 is 51/255.
+
+    k/255 = k / (5 * 51) ends after a decimal if 51 divides k, else never. No radius is 1000.
+    """
+    levels = round(255.0 * value, 9)
+    return f"{levels:.0f}/255" if abs(value) < 1000 and levels.is_integer() and levels % 51 else ""
+
+
 def plain(value: Any) -> Any:
     """A number of numpy's, or of another kind, as Python's int or float, which can be stored; the rest as it is."""
     if isinstance(value, bool) or not isinstance(value, Real):

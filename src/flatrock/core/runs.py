@@ -81,6 +81,11 @@ class Run:
         """The epoch whose averaged weights were best; None if none were kept, or all predicted a single class."""
         return best_record(self.records, "average_best_epoch")
 
+    @property
+    def average_collapsed(self) -> bool:
+        """Whether averaged weights were probed and none of them can be taken."""
+        return self.best_average is None and any(record.average_robust is not None for record in self.records)
+
 
 def best_record(records: Sequence[EpochRecord], key: str) -> EpochRecord | None:
     """The record of the epoch that the last record names as best under `key`."""

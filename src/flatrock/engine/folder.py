@@ -157,9 +157,14 @@ class RunFolder:
 
     def check_ended(self, *, cure: str = "") -> None:
         """StateError of a run that has not; `cure` is what else can be done."""
-        if why := self.unfinished():
-            how = "wait for it" if why == AT_WORK else "train on with --resume"
-            raise StateError(f"run {self.path} is not finished ({why}); {how}{cure}")
+        if told := self.to_be_ended():
+            raise StateError(f"run {self.path} is not finished {told}{cure}")
+
+    def to_be_ended(self) -> str:
+        """Where a run stands that has not ended, and the cure; nothing if it has."""
+        why = self.unfinished()
+        how = "wait for it" if why == AT_WORK else "train on with --resume"
+        return f"({why}); {how}" if why else ""
 
     def resumptions(self) -> list[Any]:
         """Provenance of each time the run was resumed; empty if run.json does not say."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flatrock.core.numbers import in_levels
 from flatrock.recipes.schema import Recipe
 
 
@@ -48,7 +49,6 @@ def _written(value: Any) -> str:
     """A value as a recipe has it: 4/255 where the number would be long."""
     import yaml
 
-    steps = 255 * value if isinstance(value, float) else 0.0
-    if len(repr(value)) > 8 and steps and abs(steps - round(steps)) < 1e-9:
-        return f"{round(steps)}/255"
+    if isinstance(value, float) and (levels := in_levels(value)):
+        return levels
     return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).removesuffix("\n...\n").strip()

@@ -28,7 +28,8 @@ class Judged:
     """A model and the verdict on every sample: `right[name][i]`, name `clean`, an attack, a plan or `worst case`.
 
     `data` and the samples' places, `ids`, say what they are of; `digest`, where it is known, proves it. `options` are
-    those of each attack where they are known. `votes` answers decided, by majority.
+    those of each attack where they are known. `votes` answers decided, by majority. `unfinished` says how far a run was
+    that had not ended when it was evaluated.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Judged:
     marks: tuple[str, ...] = ()
     collapsed: bool = False
     votes: int = 1
+    unfinished: str = ""
 
 
 def judged(source: str) -> list[Judged]:
@@ -85,6 +87,7 @@ def judged_result(result: Result, name: str) -> Judged:
         marks=result.marks,
         collapsed=result.collapsed,
         votes=int(result.provenance.get("votes", 1)),
+        unfinished=str(result.provenance.get("unfinished", "")),
     )
 
 

@@ -77,7 +77,7 @@ def evaluate_run(
     listed = _listed(recipe, own, threat) if attacks is None else attacks
     test, whole = _test_set(recipe, model, meta, data_folder, limit, first=first)
     on_data(test)
-    other = open_surrogate(surrogate, test)
+    other = open_surrogate(surrogate, test, progress)
     # The recipe's step sizes are meant for its own threat.
     chosen = other.attacks(listed, recipe.evaluate.attacks if threat == own else listed)
     usual = attacks is None and surrogate is None and len(test) == len(whole) and threat == own

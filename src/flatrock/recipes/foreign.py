@@ -88,7 +88,7 @@ def evaluate_foreign(
     asked.check(what="evaluation", faults=_faults(chosen, surrogate is not None, precision, votes, devices, out))
     foreign, whole = asked.opened(progress or Silent()), asked.part("test", data_folder)
     test = _examined(foreign, asked, some_samples(whole, limit, first=first), pick_device(devices[0]), on_data)
-    other = open_surrogate(surrogate, test)
+    other = open_surrogate(surrogate, test, progress)
     chosen = other.attacks(chosen, chosen)
     threat, about = asked.threat, {**foreign.about, **_facts(test, whole, first, votes), **other.provenance}
     how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}

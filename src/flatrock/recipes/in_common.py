@@ -16,6 +16,7 @@ from flatrock.core.rows import WORST
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.compare import Judged, judged, judged_result, other_question
 from flatrock.recipes.restore import CHOICES, EPOCH
+from flatrock.recipes.results import of_other_weights, told_stale
 
 # So many choices are listed; more are counted.
 LISTED = 8
@@ -23,11 +24,17 @@ LISTED = 8
 
 def compared(sources: Sequence[str], which: str = "auto") -> tuple[list[Judged], str]:
     """What there is to compare in runs, result files and results files, and which results of runs it is, if not the
-    usual ones (the recipe's own plan). `which` are the weights of runs: auto, best, last, ..., epoch-0010."""
+    usual ones (the recipe's own plan). `which` are the weights of runs: auto, best, last, ..., epoch-0010.
+
+    A usual result of other weights than its run has now is refused; others of such are passed over."""
     _check_which(which, sources)
     usual = {source: _usual(Path(source), which) for source in sources if Path(source).is_dir()}
     chosen, note = usual, ""
-    if not all(file.is_file() for file in usual.values()):
+    if all(file.is_file() for file in usual.values()):
+        for file in usual.values():
+            if _stale(file, file):
+                raise StateError(told_stale(file, _evaluation(file)))
+    else:
         given = [model for source in sources if source not in usual for model in judged(source)]
         chosen, note = _in_common(sources, usual, given)
     models: list[Judged] = []
@@ -44,12 +51,29 @@ def _check_which(which: str, sources: Sequence[str]) -> None:
 
 
 def _usual(folder: Path, which: str) -> Path:
-    """The result of the recipe's own plan."""
-    return folder / f"result-{RunFolder(folder).known_by() if which == 'auto' else which}.json"
+    """The result of the recipe's own plan, for `auto` of the weights that `flatrock results` takes."""
+    if which == "auto":
+        run = RunFolder(folder)
+        which = "best" if run.run().average_collapsed else run.known_by()
+    return folder / f"result-{which}.json"
 
 
 def _read(file: Path) -> Result:
     return Result.from_json(file.read_text(), str(file))
+
+
+def _stale(file: Path, usual: Path) -> bool:
+    """Whether a result of the checkpoint of the usual one is of other weights than the run has there now."""
+    return of_other_weights(_read(file), _which(usual), RunFolder(usual.parent))
+
+
+def _alike(usual: Path) -> list[Path]:
+    """All results of the checkpoint of the usual one."""
+    return sorted([*usual.parent.glob(usual.name), *usual.parent.glob(f"{usual.stem}-*.json")])
+
+
+def _which(usual: Path) -> str:
+    return usual.stem.removeprefix("result-")
 
 
 def _in_common(sources: Sequence[str], usual: dict[str, Path], given: Sequence[Judged]) -> tuple[dict[str, Path], str]:
@@ -71,9 +95,10 @@ def _in_common(sources: Sequence[str], usual: dict[str, Path], given: Sequence[J
 
 
 def _questions(usual: Path, given: Sequence[Judged]) -> dict[Hashable, list[Path]]:
-    """The results of the weights of the usual one by what was asked, if it is what the models given were asked."""
+    """The results of the weights of the usual one, as they are now, by what was asked, if it is what the models given
+    were asked."""
     found: dict[Hashable, list[Path]] = {}
-    for file in sorted([*usual.parent.glob(usual.name), *usual.parent.glob(f"{usual.stem}-*.json")]):
+    for file in (file for file in _alike(usual) if not _stale(file, usual)):
         result = _read(file)
         model = judged_result(result, str(file))
         if all(not other_question(model, other) and _attacks_alike(model, other) for other in given):
@@ -102,17 +127,23 @@ def _attacks_alike(model: Judged, other: Judged) -> bool:
 
 
 def _nothing_in_common(usual: dict[str, Path]) -> str:
-    lacking = [file for file in usual.values() if not file.is_file()]
-    cures = "; ".join(f"run `{_evaluation(file)}`" for file in lacking)
-    told = [f"{source} has no {file.name}" for source, file in usual.items() if file in lacking]
-    others = {source: sorted(p.name for p in file.parent.glob("result-*.json")) for source, file in usual.items()}
+    why = {source: f"has no {file.name}" for source, file in usual.items() if not file.is_file()}
+    stale = [source for source, file in usual.items() if source not in why and _stale(file, file)]
+    why |= {source: f"has a {usual[source].name} of other weights than it has now" for source in stale}
+    cures = "; ".join(f"run `{_evaluation(usual[source])}`" for source in why)
+    told = [f"{source} {text}" for source, text in why.items()]
+    older = {p for file in usual.values() for p in _alike(file) if _stale(p, file)}
+    others = {
+        source: [p.name + " (of other weights)" * (p in older) for p in sorted(file.parent.glob("result-*.json"))]
+        for source, file in usual.items()
+    }
     there = [f"{source}: {', '.join(names) or 'none'}" for source, names in others.items()]
     return "\n  - ".join([f"{'; '.join(told)}, and no other evaluation in common; {cures} first. There is", *there])
 
 
 def _evaluation(usual: Path) -> str:
     """The command that makes the usual result."""
-    which = usual.stem.removeprefix("result-")
+    which = _which(usual)
     folder, known_by = usual.parent, RunFolder(usual.parent).known_by()
     if EPOCH.fullmatch(which):
         return f"flatrock eval {shlex.quote(str(folder / which))}.safetensors"

@@ -140,6 +140,7 @@ def check_comparable(
     *,
     stored: Sequence[Landscape] = (),
     data_folder: Path | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """ConfigError if landscapes of these could not be drawn together, told before any is measured.
 
@@ -149,7 +150,8 @@ def check_comparable(
     files = [source for source in sources if isinstance(source, Path)]
     others = [source for source in sources if isinstance(source, ForeignModel)]
     opened = {meta["recipe_hash"]: (path, meta) for path, _, meta in map(open_checkpoint, files)}
-    recipes = {path: trained_recipe(meta["recipe"], f"the recipe stored in {path}") for path, meta in opened.values()}
+    where = "the recipe stored in {}"
+    recipes = {path: trained_recipe(meta["recipe"], where.format(path), progress) for path, meta in opened.values()}
     for other in others:
         other.check(what="measurement", faults=part_faults(str(plan.on)))
     if len(recipes) + len(others) + len(stored) < 2:

@@ -77,7 +77,8 @@ def study_runs(
     With `resume`, landscapes measured before are read, and one that was stopped goes on.
     """
     files = _looked_up([folder.resolve() for folder in folders], which)
-    check_comparable([file for found in files.values() for file in found], plan, data_folder=data_folder)
+    every = [file for found in files.values() for file in found]
+    check_comparable(every, plan, data_folder=data_folder, progress=progress)
     listener, points = progress or Silent(), 1 + 2 * (plan.directions or 1)
     listener.begin("sharpness of kept weights", points * sum(map(len, files.values())))
     studies = {}

@@ -131,7 +131,7 @@ def reproduce_rows(
         except Exception as error:  # whatever it is, of a network or a GPU: the other rows are made
             problems[one.folder] = _traced(one, error)
             told.failed(one, problems[one.folder])
-            rows += _as_it_is(one)
+            rows += _as_it_is(one, means)
         add_rows(out, rows)
         told.added(one, rows)
     bands = expected_bands(rows, [one.recipe for one in planned])
@@ -160,9 +160,9 @@ def _row(planned: Planned, means: Means, told: Listener) -> Row:
         raise StateError(f"{run.folder} has no best epoch: every one predicted a single class (collapsed)")
     if planned.unevaluated(run):
         with RunFolder(run.folder).locked("evaluating"):
-            take_attacks(RunFolder(run.folder), planned.recipe)
+            take_attacks(RunFolder(run.folder), planned.recipe, means.progress)
             _evaluate(planned, run, means, told)
-    row = collect_run(planned.folder)
+    row = collect_run(planned.folder, means.progress)
     for name in row.scores:  # killed after it had stored a result, an evaluation has left its batches
         discard_left_over(run.folder / f"result-{name}.part")
     return row
@@ -226,9 +226,9 @@ def _traced(planned: Planned, error: Exception) -> str:
     return f"{in_short(error)} (where: {place})"
 
 
-def _as_it_is(planned: Planned) -> list[Row]:
+def _as_it_is(planned: Planned, means: Means) -> list[Row]:
     """What there is of a row that failed."""
     try:
-        return [collect_run(planned.folder)]
+        return [collect_run(planned.folder, means.progress)]
     except FlatrockError:  # not even that
         return []

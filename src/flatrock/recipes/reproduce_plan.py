@@ -11,6 +11,7 @@ from typing import Any
 
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import sha256
+from flatrock.core.progress import Silent
 from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
 from flatrock.data.catalog import default_folder, found, how_to_get, info
@@ -187,7 +188,8 @@ def _folder_faults(row: Planned) -> list[str]:
     if row.status == NEW:
         return []
     there = str(folder.read_info()["recipe_hash"])
-    stored = stored_recipe(folder) if folder.recipe.exists() else None
+    # Whether it could be trained here is of no interest: it is looked at for what is different.
+    stored = stored_recipe(folder, Silent()) if folder.recipe.exists() else None
     # Other attacks are no other run: its weights are as wanted, and are evaluated anew.
     odd = [] if stored is None else differences(leaves(row.recipe.training_keys()), leaves(stored.training_keys()))
     if there == recipe_hash(row.recipe) and not odd:

@@ -106,6 +106,14 @@ def _why_missing(folder: RunFolder, file: Path, which: str) -> str:
     return f"{file} is lost; look at the run's other checkpoints"
 
 
+def eval_command(run: Run, *more: str) -> str:
+    """The command that evaluates a run, of its plain weights where every average collapsed; nothing if all did."""
+    if run.best is None and run.best_average is None:
+        return ""
+    which = ["--which", "best"] if run.average_collapsed else []
+    return shlex.join(["flatrock", "eval", str(run.folder), *which, *more])
+
+
 def load(source: Path | str | Run, *, which: str = "auto", device: torch.device | str = "cpu") -> Classifier:
     """The trained model of a run folder (its best epoch; see open_checkpoint) or of a checkpoint file, in eval mode."""
     path, tensors, meta = open_checkpoint(source, which)
@@ -139,9 +147,9 @@ def restored(
     return model.eval(), recipe
 
 
-def stored_recipe(folder: RunFolder) -> Recipe:
+def stored_recipe(folder: RunFolder, progress: Progress | None = None) -> Recipe:
     """The recipe a run was trained with."""
-    return trained_recipe(_content(folder), str(folder.recipe))
+    return trained_recipe(_content(folder), str(folder.recipe), progress)
 
 
 def _content(folder: RunFolder) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
+from flatrock.core.progress import Progress
 from flatrock.core.records import Result
 from flatrock.core.rows import Row, Score
 from flatrock.core.runs import EpochRecord, Run
@@ -33,7 +34,7 @@ CERTIFICATE = ("commit", "flatrock", "torch", "python", "device", "time", "engin
 SOURCES = {"helper": "objective.helper", "start": "model.weights"}
 
 
-def collect_run(path: Path) -> Row:
+def collect_run(path: Path, progress: Progress | None = None) -> Row:
     """The row of a run folder: its records, and the result of every checkpoint evaluated with the recipe's own plan.
 
     Only recipe.yaml, run.json, metrics.jsonl and result-*.json are read, so a folder without weights will do.
@@ -41,7 +42,7 @@ def collect_run(path: Path) -> Row:
     folder = RunFolder(path)
     info = folder.read_info()
     folder.check_ended()
-    run, recipe = folder.run(), stored_recipe(folder)
+    run, recipe = folder.run(), stored_recipe(folder, progress)
     certificate = dict(info.get("provenance", {}))
     resumed = [str(again.get("commit")) for again in info.get("resumed", [])]
     name = str(info.get("name", recipe.name))
@@ -152,7 +153,7 @@ def _result(path: Path, name: str, recipe_hash: str, run: Run) -> tuple[Result, 
     result = Result.from_json(text, str(file))
     about = result.provenance
     if about.get("recipe_hash") != recipe_hash or about.get("epoch", 0) != _epoch_of(name, run):
-        raise StateError(f"{file} is of other weights than the run has now; evaluate again with `flatrock eval`")
+        raise StateError(told_stale(file))
     if not about.get("whole_plan"):
         raise StateError(f"{file} is not of the recipe's own attacks on the whole test set; evaluate again")
     return result, sha256(text)
@@ -172,6 +173,11 @@ def of_other_weights(result: Result, name: str, folder: RunFolder) -> bool:
     return name in CHECKPOINTS and about.get("epoch") != _epoch_of(name, folder.run())  # a kept epoch is what it was
 
 
+def told_stale(file: Path, command: str = "flatrock eval") -> str:
+    """Why a result file of other weights is not taken, and the command that makes it anew."""
+    return f"{file} is of other weights than the run has now; evaluate again with `{command}`"
+
+
 def is_evaluated(run: Run, name: str, recipe: Recipe) -> bool:
     """Whether a result of this checkpoint of the run, as it is now, is there, under all attacks of the recipe."""
     try:
@@ -182,11 +188,11 @@ def is_evaluated(run: Run, name: str, recipe: Recipe) -> bool:
     return found is not None and wanted <= found[0].per_attack.keys()
 
 
-def take_attacks(folder: RunFolder, recipe: Recipe) -> None:
+def take_attacks(folder: RunFolder, recipe: Recipe, progress: Progress | None = None) -> None:
     """Let a run be evaluated as a recipe says that trains the same, for which others or more attacks are named now."""
     import yaml
 
-    own = stored_recipe(folder)
+    own = stored_recipe(folder, progress)
     if own.evaluate.attacks != recipe.evaluate.attacks:
         journals = {name: folder.path / f"result-{name}.part" for name in CHECKPOINTS}
         for name, journal in journals.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text
+from flatrock.core.progress import Progress
 from flatrock.core.records import Result
 from flatrock.core.rows import read_rows
 from flatrock.engine.folder import RunFolder
@@ -43,13 +44,15 @@ class _Found:
     shares: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def sheet(sources: Sequence[Path]) -> Sheet:
+def sheet(sources: Sequence[Path], progress: Progress | None = None) -> Sheet:
     """The results in run folders, whatever they were asked, and those in result files; StateError if one is damaged.
 
     Accuracies are fractions. Keys of recipes in which runs of one recipe differ have a column each.
     """
-    places = [place for source in sources for place in _places(source)]
-    found = [_line(*place) for place in dict.fromkeys(places)]
+    places = list(dict.fromkeys(place for source in sources for place in _places(source)))
+    runs = dict.fromkeys(path for path, _ in places if path is not None)
+    recipes = {path: stored_recipe(RunFolder(path), progress) for path in runs}  # what is odd of one is told once
+    found = [_line(path, file, None if path is None else recipes[path]) for path, file in places]
     keys = _told_apart([one.recipe for one in found if one.recipe is not None])
     attacks = dict.fromkeys(name for one in found for name in one.shares)
     fixed = {*WHO, *keys, *WHAT, *BEHIND}
@@ -78,13 +81,12 @@ def _places(source: Path) -> list[tuple[Path | None, Path | None]]:
     return [(source, file) for file in sorted(source.glob("result-*.json"))] or [(source, None)]
 
 
-def _line(path: Path | None, file: Path | None) -> _Found:
+def _line(path: Path | None, file: Path | None, recipe: Recipe | None) -> _Found:
     line: Line = {}
     result = None if file is None else _read(file)
-    recipe = None
-    if path is not None:
+    if path is not None and recipe is not None:
         folder = RunFolder(path)
-        info, recipe = folder.read_info(), stored_recipe(folder)
+        info = folder.read_info()
         told = [*changes(recipe), *other_sources(recipe, info.get("provenance", {}))]
         line |= {"run": str(path), "recipe": str(info.get("name", recipe.name)), "changes": "; ".join(told)}
         line |= {"seed": recipe.seed, "status": info["status"]}

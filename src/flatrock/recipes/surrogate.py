@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from flatrock.attacks.catalog import Spec
+from flatrock.core.progress import Progress
 from flatrock.core.tensorfile import weights_digest
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import make_plan, with_transfer
@@ -36,12 +37,12 @@ class Surrogate:
         return {} if self.model is None else {"surrogate": self.about}
 
 
-def open_surrogate(source: Source | None, data: Dataset) -> Surrogate:
+def open_surrogate(source: Source | None, data: Dataset, progress: Progress | None = None) -> Surrogate:
     """The network of a run folder (its best epoch) or checkpoint file, if it takes these data; none for None."""
     if source is None:
         return Surrogate()
     path, tensors, meta = open_checkpoint(source)
-    model, recipe = restored(path, tensors, meta)
+    model, recipe = restored(path, tensors, meta, progress)
     check_beside(model, meta["class_names"], data, data.class_names, what=f"surrogate {path}")
     return Surrogate(model, {**facts(path, recipe, meta), "weights": weights_digest(model)})
 

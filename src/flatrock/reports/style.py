@@ -10,6 +10,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from flatrock.core.files import write_atomic
+from flatrock.core.numbers import in_levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +88,4 @@ def store(figure: Figure, path: Path) -> Path:
 
 def radius(eps: float) -> str:
     """8/255 where it is that, as papers write it; but 0.2, not 51/255."""
-    levels = round(255 * eps, 6)
-    fraction = levels == int(levels) and 0 < levels < 255 and round(eps, 3) != eps
-    return f"{levels:.0f}/255" if fraction else f"{eps:.4g}"
+    return in_levels(eps) or f"{eps:.4g}"
