@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from own_cases import METHODS, among_methods
 from torch import Tensor, nn
 
 import flatrock
-from flatrock.attacks.catalog import parse_attack
+from flatrock.attacks.catalog import describe, parse_attack
 from flatrock.attacks.written import Written
 from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatError
 from flatrock.core.files import sha256
@@ -36,8 +37,9 @@ def asked(digits: Any, digits_model: nn.Module) -> Any:
     return partial(flatrock.evaluate, digits_model, digits.test_x[:40], digits.test_y[:40], THREAT, batch_size=16)
 
 
-def loaded() -> Any:
-    parse_attack("mymethods:climb-1")
+def loaded(name: str = "climb") -> Any:
+    with suppress(ConfigError):
+        parse_attack(f"mymethods:{name}")
     return sys.modules["mymethods"]
 
 
@@ -104,8 +106,46 @@ def test_a_result_says_which_code_it_was(asked: Any) -> None:
     module = loaded()
     told = asked(attacks=["mymethods:climb:steps=2", module.Climb(steps=3)]).attacks
     code = {"file": "mymethods.py", "sha256": sha256(METHODS)}
-    assert told["mymethods:climb:steps=2"] == {"kind": "climb", "steps": 2, "code": code}
-    assert told["Climb"] == {"kind": "Climb", "steps": 3, "step_size": THREAT.default_step, "code": code}
+    size = THREAT.default_step
+    assert told["mymethods:climb:steps=2"] == {"kind": "climb", "steps": 2, "step_size": size, "code": code}
+    assert told["Climb"] == {"kind": "Climb", "steps": 3, "step_size": size, "code": code}
+
+
+def test_a_default_that_is_written_out_is_no_other_attack() -> None:
+    short, long, other, bound = (
+        describe(parse_attack(spec)[1], THREAT)
+        for spec in ("mymethods:climb", "mymethods:climb-20", "mymethods:climb-19", partial(loaded().climb, steps=20))
+    )
+    assert short == long != other
+    assert bound["steps"] == 20
+
+    def heeds(model: Any, x: Tensor, y: Any, threat: Any, gen: Any = None, *, early_stop: bool = True) -> Tensor:
+        return x
+
+    assert describe(parse_attack(heeds)[1], THREAT).keys() == {"kind", "code"}, "what the run gives is no option"
+
+
+class Held:
+    """An attack that has no `steps` to make, but an attribute of that name."""
+
+    mixed_labels, bounded, steps = False, True, 0
+
+    def __call__(self, model: Any, x: Tensor, y: Any, threat: Any, gen: Any, *, early_stop: bool = False) -> Tensor:
+        return x
+
+    def passes(self, classes: int) -> int:
+        return 0
+
+
+def test_who_makes_no_step_is_told_where_steps_is_an_option(asked: Any) -> None:
+    def findings(*attacks: Any, **more: Any) -> list[str]:
+        return [f.message for f in asked(attacks=attacks, **more).findings if f.code == "E17"]
+
+    (text,) = findings("mymethods:climb-0", "mymethods:climb-1", "pgd-0", Held(), {"name": loaded().Climb, "steps": 0})
+    assert text.startswith("no gradient step is made by mymethods:climb-0, pgd-0: ")
+    assert findings("mymethods:climb-1", Held()) == []
+    (text,) = findings("transfer-mymethods:climb-0", surrogate=flatrock.create_model("digits_cnn", seed=5))
+    assert "transfer-mymethods:climb-0" in text
 
 
 def test_an_evaluation_does_not_go_on_with_other_code(asked: Any, methods: Path, tmp_path: Path) -> None:
@@ -196,6 +236,31 @@ class Raises(Bare):
         raise LookupError("no luck today")
 
 
+class Nones(NoStop):
+    __call__ = Half.__call__
+    given = None
+
+    def passes(self, classes):
+        return self.given
+
+
+class Text(Nones):
+    given = "3"
+
+
+class Less(Nones):
+    given = -1
+
+
+class Parted(Nones):
+    given = 1.5
+
+
+class Broken(Nones):
+    def passes(self, classes):
+        return 1 // (classes - 2)
+
+
 constant = 3
 """
 
@@ -222,6 +287,11 @@ def wrong(methods: Path) -> None:
         ("mymethods:NoStop", r"its __call__ must take \(.*early_stop\), it takes \(model, x, y, threat, gen\)"),
         ("mymethods:Outside", "attack 'mymethods:Outside' leaves the ball, which only training may"),
         ("mymethods:Raises:steps=2", r"Raises\(steps=2\) raised LookupError: no luck today \(mymethods.py:63\)"),
+        ("mymethods:Nones", r"its passes\(2\) gave None, and not how many, a whole number of at least 0; write"),
+        ("mymethods:Text", r"its passes\(2\) gave '3', and not how many"),
+        ("mymethods:Less", r"its passes\(2\) gave -1, and not how many"),
+        ("mymethods:Parted", r"its passes\(2\) gave 1.5, and not how many"),
+        ("mymethods:Broken", r"its passes\(2\) raised ZeroDivisionError: .* \(mymethods.py:88\)"),
         ("my methods:climb", "does not name an attack; write file:name"),
         ("pgd:5", "expected option=value after ':', got '5'"),
     ],
@@ -260,6 +330,11 @@ def test_objects_that_are_no_attacks(asked: Any, methods: Path) -> None:
         asked(attacks=[3])
     with pytest.raises(ConfigError, match=r"must take \(model, x, y, threat, gen\)"):
         asked(attacks=[lambda x: x])
+    methods.write_text(WRONG)
+    module = loaded("Bare")
+    for kind, message in (("Text", r"passes\(2\) gave '3'"), ("Broken", r"passes\(2\) raised ZeroDivisionError")):
+        with pytest.raises(ConfigError, match=message):
+            asked(attacks=[getattr(module, kind)()])
 
 
 def test_a_function_that_heeds_early_stop_is_told() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_cases import among_methods
 from start_cases import Told
 from torch import nn
 from typer.testing import CliRunner
@@ -115,6 +116,16 @@ def test_attacks_that_make_no_step() -> None:
         "T08 no gradient step is made by mt-0 of evaluate.attacks",
     ]
     assert told(base="digits_standard") == []
+
+
+def test_functions_of_the_users_that_make_no_step(tmp_path: Path) -> None:
+    with among_methods(tmp_path):
+        (text,) = told(base="digits_at", attack={"name": "mymethods:climb", "steps": 0})
+        assert text.startswith("T08 no gradient step is made by the attack in training")
+        assert told(base="digits_at", attack={"name": "mymethods:climb", "steps": 1}) == []
+        assert told(base="digits_at", attack={"name": "mymethods:Climb", "steps": 0}) == [], "what it calls steps"
+        (text,) = told(base="digits_at", select__attack="mymethods:climb-0")
+        assert "made by mymethods:climb-0 of select.attack" in text
 
 
 # Where it is told
