@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -262,6 +263,17 @@ class Broken(Nones):
 
 
 constant = 3
+
+
+def writes_weights(model, x, y, threat, gen) -> Tensor:
+    with torch.no_grad():
+        next(iter(model.parameters())).mul_(1.0001)
+    return x
+
+
+def hides(model, x, y, threat, gen) -> Tensor:
+    next(iter(model.parameters())).data.mul_(1.0001)
+    return x
 """
 
 
@@ -319,6 +331,52 @@ def test_what_is_no_attack_is_refused_before_any_work(wrong: None, asked: Any, s
 def test_what_an_attack_may_not_do_is_told(wrong: None, asked: Any, name: str, kind: type, message: str) -> None:
     with pytest.raises(kind, match=message):
         asked(attacks=[f"mymethods:{name}"])
+
+
+CHANGED = "changed the weights of the model, and they stay changed: load it again"
+
+
+@pytest.mark.parametrize("name", ["writes_weights", "hides"])
+@pytest.mark.parametrize("device", [None, ["cpu", "cpu"]])
+def test_an_attack_that_changes_the_weights_is_noticed(
+    wrong: None, asked: Any, digits_model: nn.Module, tmp_path: Path, name: str, device: Any
+) -> None:
+    x, y = asked.args[1:3]
+    how = {"attacks": ["pgd-1", f"mymethods:{name}"], "device": device, "journal": tmp_path / "exam.part"}
+    for resume in (False, True):  # of which nothing is kept
+        with pytest.raises(ModelError, match=CHANGED):
+            flatrock.evaluate(copy.deepcopy(digits_model), x, y, THREAT, **how, resume=resume)
+
+
+def test_the_surrogate_is_looked_after_too(wrong: None, asked: Any) -> None:
+    with pytest.raises(ModelError, match=f"attack 'transfer-mymethods:hides' {CHANGED}"):
+        asked(attacks=["transfer-mymethods:hides"], surrogate=flatrock.create_model("digits_cnn", seed=5))
+
+
+def test_one_call_sees_writes_that_torch_counts(wrong: None, digits: Any, digits_model: nn.Module) -> None:
+    x, y = digits.test_x[:8], digits.test_y[:8]
+    with pytest.raises(ModelError, match=rf"attack writes_weights\(\) {CHANGED}"):
+        flatrock.attack("mymethods:writes_weights", copy.deepcopy(digits_model), x, y, THREAT)
+
+
+class Counts(nn.Module):
+    """Counts its calls in a buffer, in eval mode, too."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x)
+
+
+def test_what_a_model_writes_into_its_buffers_is_its_own_affair(digits: Any, digits_model: nn.Module) -> None:
+    x, y, spec = digits.test_x[:40], digits.test_y[:40], "mymethods:climb-2"
+    counted = flatrock.evaluate(Counts(digits_model), x, y, THREAT, attacks=[spec], batch_size=16)
+    alone = flatrock.evaluate(digits_model, x, y, THREAT, attacks=[spec], batch_size=16)
+    assert torch.equal(counted.flags[spec], alone.flags[spec])
 
 
 def test_objects_that_are_no_attacks(asked: Any, methods: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from flatrock.core.errors import ThreatError, in_words, is_plain, shown
+from flatrock.core.errors import ModelError, ThreatError, in_words, is_plain, shown
 from flatrock.core.guests import origin, raised_at
 from flatrock.core.numbers import plain
 from flatrock.core.own import Own
@@ -114,16 +114,34 @@ def described(attack: Attack) -> dict[str, Any]:
 def tried(
     attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
 ) -> Tensor:
-    """What an attack returns; one of the user's gives a tensor like x, and leaves x as it is: it is measured by it."""
+    """What an attack returns; one of the user's gives a tensor like x, and leaves x, its measure, and the weights.
+
+    What it writes through `.data` is not seen here; an evaluation sees that of weights.
+    """
     if is_ours(attack):
         return attack(model, x, y, threat, gen, early_stop=early_stop).detach()
-    written = x._version
+    written, weights = x._version, _versions(model)
     x_adv: object = attack(model, x, y, threat, gen, early_stop=early_stop)
     if x._version != written:
         raise ThreatError(f"{attack!r} writes into its input, by which it is measured; let it begin with x.clone()")
+    if _versions(model) != weights:
+        raise changed_weights(repr(attack))
     if not isinstance(x_adv, Tensor) or x_adv.dtype != x.dtype:
         found = x_adv.dtype if isinstance(x_adv, Tensor) else type(x_adv).__name__
         raise ThreatError(
             f"{attack!r} returned {found}, not inputs like those it got ({x.dtype}); return a changed copy"
         )
     return x_adv.detach()
+
+
+def _versions(model: nn.Module) -> list[int]:
+    """How often each weight was written to; buffers are given back whatever happens to them."""
+    return [p._version for p in model.parameters() if not p.is_inference()]
+
+
+def changed_weights(attack: str) -> ModelError:
+    """What is said of an attack that does not leave the model as it is."""
+    return ModelError(
+        f"attack {attack} changed the weights of the model, and they stay changed: load it again, and let the attack "
+        "work on copy.deepcopy(model)"
+    )
