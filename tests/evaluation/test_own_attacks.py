@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from own_cases import METHODS, among_methods
 from torch import Tensor, nn
 
 import flatrock
-from flatrock.attacks.catalog import parse_attack
+from flatrock.attacks.catalog import describe, parse_attack
 from flatrock.attacks.written import Written
 from flatrock.core.errors import ConfigError, ModelError, StateError, ThreatError
 from flatrock.core.files import sha256
@@ -36,8 +38,9 @@ def asked(digits: Any, digits_model: nn.Module) -> Any:
     return partial(flatrock.evaluate, digits_model, digits.test_x[:40], digits.test_y[:40], THREAT, batch_size=16)
 
 
-def loaded() -> Any:
-    parse_attack("mymethods:climb-1")
+def loaded(name: str = "climb") -> Any:
+    with suppress(ConfigError):
+        parse_attack(f"mymethods:{name}")
     return sys.modules["mymethods"]
 
 
@@ -104,8 +107,46 @@ def test_a_result_says_which_code_it_was(asked: Any) -> None:
     module = loaded()
     told = asked(attacks=["mymethods:climb:steps=2", module.Climb(steps=3)]).attacks
     code = {"file": "mymethods.py", "sha256": sha256(METHODS)}
-    assert told["mymethods:climb:steps=2"] == {"kind": "climb", "steps": 2, "code": code}
-    assert told["Climb"] == {"kind": "Climb", "steps": 3, "step_size": THREAT.default_step, "code": code}
+    size = THREAT.default_step
+    assert told["mymethods:climb:steps=2"] == {"kind": "climb", "steps": 2, "step_size": size, "code": code}
+    assert told["Climb"] == {"kind": "Climb", "steps": 3, "step_size": size, "code": code}
+
+
+def test_a_default_that_is_written_out_is_no_other_attack() -> None:
+    short, long, other, bound = (
+        describe(parse_attack(spec)[1], THREAT)
+        for spec in ("mymethods:climb", "mymethods:climb-20", "mymethods:climb-19", partial(loaded().climb, steps=20))
+    )
+    assert short == long != other
+    assert bound["steps"] == 20
+
+    def heeds(model: Any, x: Tensor, y: Any, threat: Any, gen: Any = None, *, early_stop: bool = True) -> Tensor:
+        return x
+
+    assert describe(parse_attack(heeds)[1], THREAT).keys() == {"kind", "code"}, "what the run gives is no option"
+
+
+class Held:
+    """An attack that has no `steps` to make, but an attribute of that name."""
+
+    mixed_labels, bounded, steps = False, True, 0
+
+    def __call__(self, model: Any, x: Tensor, y: Any, threat: Any, gen: Any, *, early_stop: bool = False) -> Tensor:
+        return x
+
+    def passes(self, classes: int) -> int:
+        return 0
+
+
+def test_who_makes_no_step_is_told_where_steps_is_an_option(asked: Any) -> None:
+    def findings(*attacks: Any, **more: Any) -> list[str]:
+        return [f.message for f in asked(attacks=attacks, **more).findings if f.code == "E17"]
+
+    (text,) = findings("mymethods:climb-0", "mymethods:climb-1", "pgd-0", Held(), {"name": loaded().Climb, "steps": 0})
+    assert text.startswith("no gradient step is made by mymethods:climb-0, pgd-0: ")
+    assert findings("mymethods:climb-1", Held()) == []
+    (text,) = findings("transfer-mymethods:climb-0", surrogate=flatrock.create_model("digits_cnn", seed=5))
+    assert "transfer-mymethods:climb-0" in text
 
 
 def test_an_evaluation_does_not_go_on_with_other_code(asked: Any, methods: Path, tmp_path: Path) -> None:
@@ -196,7 +237,43 @@ class Raises(Bare):
         raise LookupError("no luck today")
 
 
+class Nones(NoStop):
+    __call__ = Half.__call__
+    given = None
+
+    def passes(self, classes):
+        return self.given
+
+
+class Text(Nones):
+    given = "3"
+
+
+class Less(Nones):
+    given = -1
+
+
+class Parted(Nones):
+    given = 1.5
+
+
+class Broken(Nones):
+    def passes(self, classes):
+        return 1 // (classes - 2)
+
+
 constant = 3
+
+
+def writes_weights(model, x, y, threat, gen) -> Tensor:
+    with torch.no_grad():
+        next(iter(model.parameters())).mul_(1.0001)
+    return x
+
+
+def hides(model, x, y, threat, gen) -> Tensor:
+    next(iter(model.parameters())).data.mul_(1.0001)
+    return x
 """
 
 
@@ -222,6 +299,11 @@ def wrong(methods: Path) -> None:
         ("mymethods:NoStop", r"its __call__ must take \(.*early_stop\), it takes \(model, x, y, threat, gen\)"),
         ("mymethods:Outside", "attack 'mymethods:Outside' leaves the ball, which only training may"),
         ("mymethods:Raises:steps=2", r"Raises\(steps=2\) raised LookupError: no luck today \(mymethods.py:63\)"),
+        ("mymethods:Nones", r"its passes\(2\) gave None, and not how many, a whole number of at least 0; write"),
+        ("mymethods:Text", r"its passes\(2\) gave '3', and not how many"),
+        ("mymethods:Less", r"its passes\(2\) gave -1, and not how many"),
+        ("mymethods:Parted", r"its passes\(2\) gave 1.5, and not how many"),
+        ("mymethods:Broken", r"its passes\(2\) raised ZeroDivisionError: .* \(mymethods.py:88\)"),
         ("my methods:climb", "does not name an attack; write file:name"),
         ("pgd:5", "expected option=value after ':', got '5'"),
     ],
@@ -251,6 +333,52 @@ def test_what_an_attack_may_not_do_is_told(wrong: None, asked: Any, name: str, k
         asked(attacks=[f"mymethods:{name}"])
 
 
+CHANGED = "changed the weights of the model, and they stay changed: load it again"
+
+
+@pytest.mark.parametrize("name", ["writes_weights", "hides"])
+@pytest.mark.parametrize("device", [None, ["cpu", "cpu"]])
+def test_an_attack_that_changes_the_weights_is_noticed(
+    wrong: None, asked: Any, digits_model: nn.Module, tmp_path: Path, name: str, device: Any
+) -> None:
+    x, y = asked.args[1:3]
+    how = {"attacks": ["pgd-1", f"mymethods:{name}"], "device": device, "journal": tmp_path / "exam.part"}
+    for resume in (False, True):  # of which nothing is kept
+        with pytest.raises(ModelError, match=CHANGED):
+            flatrock.evaluate(copy.deepcopy(digits_model), x, y, THREAT, **how, resume=resume)
+
+
+def test_the_surrogate_is_looked_after_too(wrong: None, asked: Any) -> None:
+    with pytest.raises(ModelError, match=f"attack 'transfer-mymethods:hides' {CHANGED}"):
+        asked(attacks=["transfer-mymethods:hides"], surrogate=flatrock.create_model("digits_cnn", seed=5))
+
+
+def test_one_call_sees_writes_that_torch_counts(wrong: None, digits: Any, digits_model: nn.Module) -> None:
+    x, y = digits.test_x[:8], digits.test_y[:8]
+    with pytest.raises(ModelError, match=rf"attack writes_weights\(\) {CHANGED}"):
+        flatrock.attack("mymethods:writes_weights", copy.deepcopy(digits_model), x, y, THREAT)
+
+
+class Counts(nn.Module):
+    """Counts its calls in a buffer, in eval mode, too."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x)
+
+
+def test_what_a_model_writes_into_its_buffers_is_its_own_affair(digits: Any, digits_model: nn.Module) -> None:
+    x, y, spec = digits.test_x[:40], digits.test_y[:40], "mymethods:climb-2"
+    counted = flatrock.evaluate(Counts(digits_model), x, y, THREAT, attacks=[spec], batch_size=16)
+    alone = flatrock.evaluate(digits_model, x, y, THREAT, attacks=[spec], batch_size=16)
+    assert torch.equal(counted.flags[spec], alone.flags[spec])
+
+
 def test_objects_that_are_no_attacks(asked: Any, methods: Path) -> None:
     with pytest.raises(ConfigError, match="is configured already, but is given steps"):
         asked(attacks=[{"name": loaded().Climb(steps=2), "steps": 3}])
@@ -260,6 +388,11 @@ def test_objects_that_are_no_attacks(asked: Any, methods: Path) -> None:
         asked(attacks=[3])
     with pytest.raises(ConfigError, match=r"must take \(model, x, y, threat, gen\)"):
         asked(attacks=[lambda x: x])
+    methods.write_text(WRONG)
+    module = loaded("Bare")
+    for kind, message in (("Text", r"passes\(2\) gave '3'"), ("Broken", r"passes\(2\) raised ZeroDivisionError")):
+        with pytest.raises(ConfigError, match=message):
+            asked(attacks=[getattr(module, kind)()])
 
 
 def test_a_function_that_heeds_early_stop_is_told() -> None:

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from own_cases import METHODS, among_methods
 
 from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.core.errors import ConfigError
+from flatrock.core.files import sha256
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Linf
 from flatrock.data.split import fair_subset
@@ -138,6 +140,20 @@ def test_resuming_a_finished_landscape_reads_it(run: Path, monkeypatch: pytest.M
     with pytest.raises(TypeError):
         measure_landscape(run / "best.safetensors", Plan(**QUICK, batch_size=7), resume=True)
     assert file.is_file()
+
+
+def test_a_landscape_does_not_go_on_with_other_code_of_an_attack(run: Path, tmp_path: Path) -> None:
+    plan, weights = {**QUICK, "attack": "mymethods:climb-2"}, run / "best.safetensors"
+    with among_methods(tmp_path) as methods:
+        first = measure_landscape(weights, Plan(**plan))[0]
+        assert first.identity["code"] == {"file": "mymethods.py", "sha256": sha256(METHODS)}
+        assert measure_landscape(weights, Plan(**plan), resume=True)[0].to_json() == first.to_json()
+        stronger = METHODS.replace("range(steps)", "range(steps + 2)")
+        methods.write_text(stronger)
+        again = measure_landscape(weights, Plan(**plan), resume=True)[0]
+        assert again.identity["code"]["sha256"] == sha256(stronger)
+        assert again.middle > first.middle
+    assert "code" not in measure_landscape(weights, Plan(**QUICK))[0].identity
 
 
 def test_input_landscapes_know_their_images(run: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_cases import among_methods
 from start_cases import Told
 from torch import nn
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from flatrock.cli.main import app
 from flatrock.core.hooks import Moment
 from flatrock.core.rng import Seed
 from flatrock.flatness.swa import SWA
+from flatrock.objectives.gat import GAT
 from flatrock.recipes.cost import _samples
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.notes import Span, notes
@@ -64,7 +66,8 @@ def test_methods_that_wait_for_too_long() -> None:
     gat = {"base": "digits_gat", "train__epochs": 3}
     assert told(**gat) == []
     (text,) = told(**gat, train__max_steps=20)
-    assert text.startswith("T06 the weight of gat never rises: rise_after 0.85")
+    assert text.startswith(f"T06 the weight of gat never rises: rise_after {GAT().rise_after:g} is not")
+    assert told(**gat, train__max_steps=20, objective__rise_after=0.5) == []
 
 
 # T07
@@ -113,6 +116,16 @@ def test_attacks_that_make_no_step() -> None:
         "T08 no gradient step is made by mt-0 of evaluate.attacks",
     ]
     assert told(base="digits_standard") == []
+
+
+def test_functions_of_the_users_that_make_no_step(tmp_path: Path) -> None:
+    with among_methods(tmp_path):
+        (text,) = told(base="digits_at", attack={"name": "mymethods:climb", "steps": 0})
+        assert text.startswith("T08 no gradient step is made by the attack in training")
+        assert told(base="digits_at", attack={"name": "mymethods:climb", "steps": 1}) == []
+        assert told(base="digits_at", attack={"name": "mymethods:Climb", "steps": 0}) == [], "what it calls steps"
+        (text,) = told(base="digits_at", select__attack="mymethods:climb-0")
+        assert "made by mymethods:climb-0 of select.attack" in text
 
 
 # Where it is told

@@ -23,6 +23,7 @@ from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import sha256
 from flatrock.core.progress import Silent
 from flatrock.core.tensorfile import load
+from flatrock.engine.schedule import SCHEDULES
 from flatrock.recipes.cost import estimate
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe
@@ -155,8 +156,26 @@ def test_a_run_knows_the_files_and_says_if_one_changed(methods: Path) -> None:
     flatrock.train("digits_trades", **how, resume=True, progress=hears)
     assert not [text for text in hears.said if "changed" in text]
     methods.write_text(METHODS)
-    with pytest.warns(UserWarning, match=r"mymethods.py changed since the run was last at work"):
+    with pytest.warns(UserWarning, match=r"mymethods.py changed since the run was last at work") as caught:
         flatrock.train("digits_trades", **how, resume=True)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_of_several_devices_the_caller_says_it(methods: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    how = {**SHORT, "objective": {"name": "mymethods:Trades"}, "folder": "runs/mine", "device": ["cpu", "cpu"]}
+    flatrock.train("digits_trades", **how)
+    methods.write_text(METHODS + "\n# mended\n")
+    with pytest.warns(UserWarning, match=r"mymethods.py changed since the run was last at work") as caught:
+        flatrock.train("digits_trades", **how, resume=True)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert "changed since" not in capfd.readouterr().err, "no other process tells it"
+    methods.write_text(METHODS)
+    hears = Hears()
+    flatrock.train("digits_trades", **how, resume=True, progress=hears)
+    assert sum("mymethods.py changed since" in text for text in hears.said) == 1
+    hears = Hears()
+    flatrock.train("digits_trades", **how, resume=True, progress=hears)
+    assert not [text for text in hears.said if "changed" in text]
 
 
 def test_a_run_of_built_in_methods_names_no_files() -> None:
@@ -292,3 +311,14 @@ def test_the_page_shows_what_works(methods: Path) -> None:
         assert done.exit_code == 0, done.output
     assert "near" in json.loads(Path("runs/mine/metrics.jsonl").read_text().splitlines()[0])["terms"]
     assert len(list(Path("runs/mine").glob("result-*climb*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "rates"),
+    [(3, 1, [0, 2, 1, 0]), (3, 0, [2, 4 / 3, 2 / 3, 0]), (2, 2, [0, 1, 0]), (1, 2, [0, 1])],
+)
+def test_the_schedule_of_the_page_bears_any_warmup(methods: Path, epochs: int, warmup: int, rates: list[float]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "own_methods.md").read_text()
+    methods.write_text(re.search(r"```py\n(.*?)```", text, re.S)[1])  # type: ignore[index]
+    schedule = SCHEDULES.make("mymethods:warm", lr=2.0, epochs=epochs, warmup=float(warmup))
+    assert [schedule.rate(t) for t in range(epochs + 1)] == pytest.approx(rates)

@@ -103,6 +103,16 @@ class Still(Plain):
         return ce.mean().detach()
 
 
+class Centred(Plain):
+    """Knows how wide features are, and descends on them alone."""
+
+    def __init__(self, *, width: int = 64):
+        self.centres = torch.zeros(10, width)
+
+    def loss(self, views, y):
+        return Parts({"far": (views.clean.features - self.centres[y]).square().mean()}, {"far": 1.0})
+
+
 class Later(Plain):
     """Not finite in training only: random logits are small."""
 
@@ -260,6 +270,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (objective("NoParts"), "gave a Tensor of shape .*, not flatrock.core's Parts"),
     (objective("Nan"), "the loss of mymethods:Nan is not finite on logits of a normal distribution: term ce"),
     (objective("Still"), "has no gradient, so nothing would be learned"),
+    (objective("Centred", width=65), r"the loss of mymethods:Centred raised RuntimeError: .*64.*65"),
     (flat("NoFlat"), r"flatness\[0\] mymethods:NoFlat: mymethods:NoFlat is not .*: the class is no Flatness"),
     (flat("Typo"), "it overrides none of the hooks before_attack, before_loss, in_loss, after_step"),
     (flat("Mover"), "it overrides before_loss, so it must say `moves_weights = True`"),
@@ -290,6 +301,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_work_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe("digits_at", overrides)
+
+
+def test_an_objective_may_know_how_wide_the_features_are() -> None:
+    assert load_recipe("digits_at", objective("Centred")).objective.name == "mymethods:Centred"
+    assert load_recipe("moons_at", objective("Centred", width=100)).model.name == "moons_mlp"
 
 
 def test_faults_are_told_at_once_and_nothing_is_written() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from flatrock.attacks.apgd import damage
 from flatrock.attacks.losses import cross_entropy, kl, label_loss, need_classes, targeted_margin
 from flatrock.attacks.pgd import STARTS, Aim, pgd, start_point
+from flatrock.attacks.written import Written, is_ours
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
 from flatrock.core.rng import SampleGen
@@ -211,5 +212,11 @@ class MultiTargeted:
 
 
 def idle(attack: Attack) -> bool:
-    """Whether an attack, or the one behind a transfer, was told to make no step: it returns where it starts."""
-    return getattr(getattr(attack, "by", attack), "steps", 1) == 0
+    """Whether an attack, or the one behind a transfer, was told to make no step: it returns where it starts.
+
+    Of the user's a function says it by its option `steps`; what an attribute of a class means is its own affair.
+    """
+    behind = getattr(attack, "by", attack)
+    if isinstance(behind, Written):
+        return bool(behind.settings.get("steps", 1) == 0)
+    return is_ours(attack) and getattr(behind, "steps", 1) == 0

@@ -6,17 +6,21 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from flatrock.core.errors import ThreatError, is_plain
-from flatrock.core.guests import origin
+from flatrock.core.errors import ModelError, ThreatError, in_words, is_plain, shown
+from flatrock.core.guests import origin, raised_at
 from flatrock.core.numbers import plain
 from flatrock.core.own import Own
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
+
+# What a function is called with, and what it is told if it asks.
+ASKED, GIVEN = "model, x, y, threat, gen", ("early_stop",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,15 +43,31 @@ class Written:
         heeds = "early_stop" in inspect.signature(self.function).parameters
         return self.function(model, x, y, threat, gen, **self.options, **({"early_stop": early_stop} if heeds else {}))
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every option, those left at their defaults included."""
+        takes = list(inspect.signature(self.function).parameters.values())[len(ASKED.split(",")) :]
+        left = {p.name: p.default for p in takes if p.default is not p.empty and p.name not in GIVEN}
+        return {**left, **self.options}
+
     def passes(self, classes: int) -> int:
         """Forward passes, as far as `steps` tells."""
-        default = inspect.signature(self.function).parameters.get("steps")
-        steps = self.options.get("steps", 1 if default is None else default.default)
-        return steps if isinstance(steps, int) else 1
+        steps = self.settings.get("steps")
+        return steps if isinstance(steps, int) and steps >= 0 else 1
 
     def __repr__(self) -> str:
         said = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
         return f"{called(self.function)}({said})"
+
+
+def _pass_faults(attack: Attack) -> list[str]:
+    """Why costs cannot be told from `passes`."""
+    try:
+        passes: object = attack.passes(2)
+    except Exception as error:  # it is the user's code: anything can happen
+        return [f"its passes(2) raised {in_words(error)}{raised_at(error, attack)}"]
+    fine = isinstance(passes, Integral) and not isinstance(passes, bool) and int(passes) >= 0
+    return [] if fine else [f"its passes(2) gave {shown(passes)}, and not how many, a whole number of at least 0"]
 
 
 OWN = Own[Attack](
@@ -58,9 +78,10 @@ OWN = Own[Attack](
     calls={"__call__": "model, x, y, threat, gen, *, early_stop", "passes": "classes"},
     attributes=("mixed_labels", "bounded"),
     returns=Tensor,
-    given=("early_stop",),
-    asked="model, x, y, threat, gen",
+    given=GIVEN,
+    asked=ASKED,
     wrapped=Written,
+    check=_pass_faults,
 )
 
 
@@ -78,7 +99,7 @@ def is_ours(attack: Attack) -> bool:
 def described(attack: Attack) -> dict[str, Any]:
     """The kind and the options of an attack of the user's, as far as a file can hold them, and where its code lies."""
     if isinstance(attack, Written):
-        kind, options, code = called(attack.function), dict(attack.options), origin(attack.function)
+        kind, options, code = called(attack.function), attack.settings, origin(attack.function)
     else:
         names: list[str] = [f.name for f in dataclasses.fields(attack)] if dataclasses.is_dataclass(attack) else []
         told = {name: getattr(attack, name) for name in names} or getattr(attack, "__dict__", {})
@@ -93,16 +114,34 @@ def described(attack: Attack) -> dict[str, Any]:
 def tried(
     attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
 ) -> Tensor:
-    """What an attack returns; one of the user's gives a tensor like x, and leaves x as it is: it is measured by it."""
+    """What an attack returns; one of the user's gives a tensor like x, and leaves x, its measure, and the weights.
+
+    What it writes through `.data` is not seen here; an evaluation sees that of weights.
+    """
     if is_ours(attack):
         return attack(model, x, y, threat, gen, early_stop=early_stop).detach()
-    written = x._version
+    written, weights = x._version, _versions(model)
     x_adv: object = attack(model, x, y, threat, gen, early_stop=early_stop)
     if x._version != written:
         raise ThreatError(f"{attack!r} writes into its input, by which it is measured; let it begin with x.clone()")
+    if _versions(model) != weights:
+        raise changed_weights(repr(attack))
     if not isinstance(x_adv, Tensor) or x_adv.dtype != x.dtype:
         found = x_adv.dtype if isinstance(x_adv, Tensor) else type(x_adv).__name__
         raise ThreatError(
             f"{attack!r} returned {found}, not inputs like those it got ({x.dtype}); return a changed copy"
         )
     return x_adv.detach()
+
+
+def _versions(model: nn.Module) -> list[int]:
+    """How often each weight was written to; buffers are given back whatever happens to them."""
+    return [p._version for p in model.parameters() if not p.is_inference()]
+
+
+def changed_weights(attack: str) -> ModelError:
+    """What is said of an attack that does not leave the model as it is."""
+    return ModelError(
+        f"attack {attack} changed the weights of the model, and they stay changed: load it again, and let the attack "
+        "work on copy.deepcopy(model)"
+    )

@@ -126,7 +126,8 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
                 folder.writer.save(
                     folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record)
                 )
-    tell_changed(job, folder, progress)
+    if job.team.alone:  # else whoever began the processes has told it
+        tell_changed(job.provenance.get("own", {}), folder, progress, inside=2)
     folder.failure.unlink(missing_ok=True)
     resumed = [*folder.resumptions(), dict(job.provenance)]
     folder.write_info(status="running", reason="", failed_batch=None, **_certificate(job), resumed=resumed)

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flatrock.core.progress import Progress, Silent
 from flatrock.engine.folder import RunFolder
-from flatrock.engine.job import Job
 
 
 def tell_anew(folder: RunFolder, listener: Progress) -> None:
     """Say what was not asked for."""
-    tell_all(f"there is nothing to resume in {folder.path}; a new run begins", listener)
+    tell_all(f"there is nothing to resume in {folder.path}; a new run begins", listener, inside=0)
 
 
-def tell_all(text: str, listener: Progress) -> None:
-    """Say something, to a caller without listener too."""
+def tell_all(text: str, listener: Progress, *, inside: int) -> None:
+    """Say something, to a caller without listener too; asked for so many calls `inside` of what train_recipe calls."""
     if type(listener) is Silent:  # one of the user's may derive from it
-        warnings.warn(text, stacklevel=6)  # of whoever calls flatrock.train
+        warnings.warn(text, stacklevel=6 + inside)  # of whoever calls flatrock.train
     else:
         listener.say(text)
 
 
-def tell_changed(job: Job, folder: RunFolder, progress: Progress) -> None:
-    """Say which files with code of the user's are not what they were when the run last began."""
+def tell_changed(own: Mapping[str, str], folder: RunFolder, progress: Progress, *, inside: int = 0) -> None:
+    """Say which files with code of the user's, given with their digests, the run last began with other versions of."""
     last = folder.provenance().get("own", {})
-    changed = [file for file, digest in job.provenance.get("own", {}).items() if last.get(file, digest) != digest]
+    changed = [file for file, digest in own.items() if last.get(file, digest) != digest]
     if changed:
         since = "changed since the run was last at work; it goes on with what is there now"
-        tell_all(f"{' and '.join(changed)} {since}, and run.json has the digests of both", progress)
+        tell_all(f"{' and '.join(changed)} {since}, and run.json has the digests of both", progress, inside=inside)
 
 
 def tell_findings(folder: RunFolder, progress: Progress, findings: Sequence[str]) -> None:

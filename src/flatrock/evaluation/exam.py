@@ -18,11 +18,11 @@ from flatrock.attacks.losses import margin
 from flatrock.attacks.nearest import Reached, Seeker, seeker
 from flatrock.attacks.pgd import classified_right
 from flatrock.attacks.transfer import Transfer
-from flatrock.attacks.written import is_ours
+from flatrock.attacks.written import changed_weights, is_ours
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.device import memory_is_short
 from flatrock.core.rng import SampleGen, Seed, kept_global_rng
-from flatrock.core.tensorfile import digest
+from flatrock.core.tensorfile import digest, tensors_digest
 from flatrock.core.threat import Threat
 from flatrock.core.threat import rows as per_row
 from flatrock.core.types import Attack
@@ -127,10 +127,30 @@ class Exam:
         """Try one attack on the first batch of these samples."""
 
         def work(part: Tensor) -> Chunk:
-            with self.drawing(step.label, part):
+            with self.drawing(step.label, part), self._guarded(step):
                 return self._attempt(step, part)
 
         return self.fitting(work, rows)
+
+    @cached_property
+    def _weights(self) -> str:
+        """The digest before the first attack of the user's."""
+        return self._digested()
+
+    def _digested(self) -> str:
+        """Of the weights as they are; what a model keeps in buffers is its own affair."""
+        networks = {"model": self.model, "surrogate": self.surrogate}
+        return tensors_digest(
+            {f"{who} {k}": p for who, m in networks.items() if m is not None for k, p in m.named_parameters()}
+        )
+
+    @contextmanager
+    def _guarded(self, step: Step) -> Iterator[None]:
+        """ModelError, before anything is kept, if an attack of the user's changes weights, in whatever way."""
+        known = None if is_ours(step.attack) else self._weights
+        yield
+        if known is not None and self._digested() != known:
+            raise changed_weights(repr(step.label))
 
     def fitting(self, work: Callable[[Tensor], T], rows: Tensor) -> T:
         """Work on the first batch of these samples; where memory is short, on half of it, from then on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.attacks.gradient import idle
@@ -14,6 +13,8 @@ from flatrock.engine.schedule import Piecewise, Schedule, time_at
 from flatrock.flatness.awp import AWP
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.flatness.swa import SWA
+from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.objectives.gat import GAT
 from flatrock.recipes.pieces import build_schedule
 from flatrock.recipes.schema import Recipe
 
@@ -74,8 +75,8 @@ def _waiting(recipe: Recipe, flatness: Mapping[str, Flatness], span: Span) -> It
             yield f"T06 {name} never acts: its warmup {method.warmup} lies beyond {span}; set flatness.{name}.warmup"
         if isinstance(method, SWA) and not span.since(method.start):
             yield f"T06 {name} never averages: its start {method.start:g} is not reached in {span}; set it lower"
-    options: Any = recipe.objective.options
-    if recipe.objective.name == "gat" and not span.since(share := options.get("rise_after", 0.85)):
+    objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
+    if isinstance(objective, GAT) and not span.since(share := objective.rise_after):
         yield f"T06 the weight of gat never rises: rise_after {share:g} is not reached in {span}; set it lower"
 
 

@@ -15,15 +15,19 @@ from flatrock.engine.loss import check_parts
 from flatrock.engine.schedule import Schedule
 from flatrock.recipes.schema import Recipe
 
-# Samples and features of the passes an objective is tried on.
-ROWS, WIDTH = 4, 3
+# Samples of the passes an objective is tried on.
+ROWS = 4
 
 
-def check_loss(name: str, objective: Objective, classes: int) -> None:
-    """ConfigError unless the objective makes a loss of passes as training gives them, with gradients to descend on."""
+def check_loss(name: str, objective: Objective, *, classes: int, width: int) -> None:
+    """ConfigError unless the objective makes a loss of passes as training gives them, with gradients to descend on.
+
+    `width` is that of the network's features, which an objective may have weights of its own for.
+    """
     gen = Seed(0).child("check").generator()
-    logits = {p: torch.randn(ROWS, classes, generator=gen).requires_grad_() for p in dict.fromkeys(objective.passes)}
-    views = {p: View(torch.randn(ROWS, WIDTH, generator=gen), z) for p, z in logits.items()}
+    sizes = (width, classes)
+    drawn = {p: [torch.randn(ROWS, n, generator=gen).requires_grad_() for n in sizes] for p in objective.passes}
+    views = {p: View(features, logits) for p, (features, logits) in drawn.items()}
     y = torch.arange(ROWS) % classes
     made = Views(views.get("clean"), views.get("adv"), views.get("helper"), y if "helper" in views else None)
     try:
@@ -31,7 +35,8 @@ def check_loss(name: str, objective: Objective, classes: int) -> None:
             parts = objective.loss(made, y)
             check_parts(parts, f"objective {name!r}")
             total = parts.total
-            grads = torch.autograd.grad(total, list(logits.values()), allow_unused=True) if total.requires_grad else ()
+            leaves = [leaf for both in drawn.values() for leaf in both]
+            grads = torch.autograd.grad(total, leaves, allow_unused=True) if total.requires_grad else ()
     except FlatrockError:
         raise
     except Exception as error:  # it is the user's code: anything can happen

@@ -21,6 +21,7 @@ from flatrock.engine.schedule import SCHEDULES
 from flatrock.evaluation.plans import make_plan
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import create_model
+from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.draft import Draft
@@ -66,10 +67,11 @@ def _objective(draft: Draft) -> None:
 
 
 def _own_objective(draft: Draft) -> None:
-    """An objective of the user's gives a loss; asked once the classes are known."""
-    section, objective, classes = draft.get("objective", Named), draft.objective, draft.classes
-    if objective is not None and classes is not None and is_own(section.name):
-        draft.build("objective", lambda: check_loss(section.name, objective, classes))
+    """An objective of the user's gives a loss; asked once the network is known, which has classes and features."""
+    section, objective, model = draft.get("objective", Named), draft.objective, draft.model
+    if objective is not None and isinstance(model, Classifier) and is_own(section.name):
+        sizes = {"classes": model.num_classes, "width": model.head.in_features}
+        draft.build("objective", lambda: check_loss(section.name, objective, **sizes))
 
 
 def _data(draft: Draft) -> None:

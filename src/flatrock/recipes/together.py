@@ -28,8 +28,9 @@ from flatrock.engine.failure import in_short, interrupted, marked, trace_of
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.follow import follow
 from flatrock.engine.loop import OnEpoch, train
-from flatrock.engine.told import tell_anew
+from flatrock.engine.told import tell_anew, tell_changed
 from flatrock.recipes.build import build_job
+from flatrock.recipes.own import origins
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.schema import Recipe
 
@@ -110,6 +111,8 @@ def train_together(
     if resume and not overwrite and not RunFolder(place).in_use():  # told here: who begins processes is who asked
         tell_anew(RunFolder(place), progress or Silent())
         resume = False
+    if resume and not overwrite:
+        tell_changed(origins(recipe), RunFolder(place), progress or Silent())
     with TemporaryDirectory(prefix="flatrock-") as rendezvous:
         orders = Orders(
             recipe=recipe,
