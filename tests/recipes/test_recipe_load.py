@@ -121,6 +121,17 @@ def test_options_may_come_before_their_section(turn: int) -> None:
     assert awp.options == {"gamma": 0.02}
 
 
+def test_of_a_key_given_twice_the_last_counts() -> None:
+    for last, pairs in ((5, {"train": {"epochs": 3}, "train.epochs": 5}), (3, {"train.epochs": 5, "train__epochs": 3})):
+        assert load_recipe("digits_at", pairs).train.epochs == last
+    given = {"train.epochs": 5, "train": {"epochs": 3}}
+    assert load_recipe("digits_at", given).train.epochs == 3
+    assert given == {"train.epochs": 5, "train": {"epochs": 3}}, "what is given stays as it is"
+    for second in ("attack={name: apgd-ce}", "attack.name=apgd-ce"):
+        attack = load_recipe("digits_at", ["attack={name: pgd, steps: 1, step_size: 0.1}", second]).attack
+        assert (attack.name, attack.options) == ("apgd-ce", {}), "named last, without options of the one named first"
+
+
 def test_an_override_below_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train\.epochs is a value, not a section"):
         load_recipe("digits_at", ["train.epochs.more=3"])

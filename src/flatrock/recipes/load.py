@@ -16,7 +16,7 @@ from flatrock.core.registry import unknown
 from flatrock.recipes.changed import tell_changes
 from flatrock.recipes.check import validate
 from flatrock.recipes.draft import Draft
-from flatrock.recipes.overlay import dotted, overlay, pairs_of, put, spelled_out
+from flatrock.recipes.overlay import lay_over, overlay, pairs_of, spelled_out
 from flatrock.recipes.read import read_yaml
 from flatrock.recipes.resumed import is_run, recipe_file
 from flatrock.recipes.schema import Recipe
@@ -82,12 +82,7 @@ def load_recipe(
     raw.setdefault("name", name)
     given = deepcopy(raw)
     pairs, faults = pairs_of(overrides)
-    # Sections and names first: they drop options of what was named below, not those given with them, in any order.
-    for key, value in sorted(pairs, key=lambda pair: "." in dotted(pair[0]) and not dotted(pair[0]).endswith(".name")):
-        try:
-            put(raw, dotted(key), spelled_out(key, value))
-        except ConfigError as error:
-            faults.append(str(error))
+    faults += lay_over(raw, pairs)
     _drop_bands(raw, given)
     tell_changes(raw, given)
     return validate(raw, f"recipe {source}", known=faults, also=also)

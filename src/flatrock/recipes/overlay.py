@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flatrock.core.errors import ConfigError
@@ -94,22 +94,53 @@ def dotted(key: str) -> str:
     return key.replace("__", ".")
 
 
-def put(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key as if a file above had said it; flatness.awp.gamma is an option of a method in the list."""
-    *parents, last = key.split(".")
-    if len(parents) == 2 and parents[0] == "flatness":
+def lay_over(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> list[str]:
+    """Set keys, of one twice the last, as if one file above had said them all; what is wrong with those that cannot be.
+
+    One file: a name drops options of what was named below, not those that are given with it, in whatever order.
+    """
+    faults: list[str] = []
+    layer: dict[str, Any] = {}
+    methods: list[tuple[str, str, dict[str, Any]]] = []
+    for key, value in ((dotted(key), spelled_out(key, value)) for key, value in pairs):
+        *parents, last = key.split(".")
+        if len(parents) == 2 and parents[0] == "flatness":
+            methods.append((key, parents[1], {last: value}))
+        elif fault := _no_section(raw, parents) or _no_section(layer, parents):
+            faults.append(f"override {key!r}: {fault} is a value, not a section")
+        else:
+            one: Any = value
+            for part in reversed((*parents, last)):
+                one = {part: one}
+            layer = _joined(layer, one)
+    raw.update(overlay(raw, layer))
+    for key, method, option in methods:
         names = [m.get("name") if isinstance(m, Mapping) else m for m in raw.get("flatness", [])]
-        if parents[1] not in names:
-            raise ConfigError(f"override {key!r}: the recipe's flatness has no {parents[1]!r}, it has {names}")
-        change = [{"name": n, last: value} if n == parents[1] else {"name": n} for n in names]
+        if method not in names:
+            faults.append(f"override {key!r}: the recipe's flatness has no {method!r}, it has {names}")
+            continue
+        change = [{"name": n, **(option if n == method else {})} for n in names]
         raw.update(overlay(raw, {"flatness": change}))
-        return
+    return faults
+
+
+def _no_section(raw: Mapping[str, Any], parents: Sequence[str]) -> str:
+    """The first of these nested sections that is none; nothing if they are, or are not there yet."""
     place: Any = raw
     for i, part in enumerate(parents):
         place = place.get(part, {})
         if not isinstance(place, Mapping):
-            raise ConfigError(f"override {key!r}: {'.'.join(parents[: i + 1])} is a value, not a section")
-    layer: dict[str, Any] = {last: value}
-    for part in reversed(parents):
-        layer = {part: layer}
-    raw.update(overlay(raw, layer))
+            return ".".join(parents[: i + 1])
+    return ""
+
+
+def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Two layers as one, of a key in both the new one's; a thing named after another has none of its options."""
+    merged = dict(old)
+    for key, value in new.items():
+        before = merged.get(key)
+        if not isinstance(before, Mapping) or not isinstance(value, Mapping):
+            merged[key] = value
+        else:
+            merged[key] = _joined(_lasting(key, before, value) if "name" in before else before, value)
+    return merged
