@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
+from flatrock.evaluation.exam import Exam
 
 TINY = ("train.epochs=3", "data.limit=512", "train.batch_size=64", "attack.steps=2", "select.size=40")
 
@@ -25,3 +26,12 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.exit_code == 0, done.output
     assert f"next: flatrock eval '{folder}'" in done.output
     return folder
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets an entry with every batch that is attacked."""
+    made: list[int] = []
+    attempt = Exam.attempt
+    monkeypatch.setattr(Exam, "attempt", lambda *args: made.append(1) or attempt(*args))
+    return made

@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 
 import flatrock.cli.evaluate as command
 from flatrock.cli.main import app
-from flatrock.evaluation.exam import Exam
 from flatrock.recipes.restore import load
 
 EVAL = ("--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu")
@@ -26,15 +25,6 @@ def flatrock(*words: object) -> Result:
 @pytest.fixture
 def copied(run_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("result-*")))
-
-
-@pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Gets an entry with every batch that is attacked."""
-    made: list[int] = []
-    attempt = Exam.attempt
-    monkeypatch.setattr(Exam, "attempt", lambda *args: made.append(1) or attempt(*args))
-    return made
 
 
 def stored(folder: Path, eps: str) -> Any:

@@ -102,15 +102,6 @@ def test_an_interrupted_seed_costs_those_before_it_nothing(run_folder: Path, mon
     assert before["provenance"]["seed"] == 5
 
 
-@pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Gets an entry with every batch that is attacked."""
-    made: list[int] = []
-    attempt = Exam.attempt
-    monkeypatch.setattr(Exam, "attempt", lambda *args: made.append(1) or attempt(*args))
-    return made
-
-
 def stop(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     """An evaluation that ends after its first batch."""
 

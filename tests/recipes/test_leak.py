@@ -114,7 +114,9 @@ def test_weights_of_unknown_training_are_taken(first: Path, tmp_path: Path) -> N
 
 
 def test_who_chooses_on_the_test_set_chooses_on_none_of_them(first: Path, tmp_path: Path) -> None:
-    build_job(standard(model__weights=str(first), data__held_out=600, select="test"), folder=tmp_path / "new")
+    chosen = standard(model__weights=str(first), data__held_out=600, select="test")
+    start = build_job(chosen, folder=tmp_path / "new").provenance["start"]
+    assert [one["run"] for one in start["seen"]] == ["l1"], "known, and no reason to refuse"
 
 
 def test_a_run_that_had_begun_goes_on_and_says_it(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

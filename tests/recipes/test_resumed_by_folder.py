@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupted import Ends
 from typer.testing import CliRunner
 
 import flatrock
@@ -21,24 +22,12 @@ from flatrock.engine.folder import RunFolder
 KEYS: dict[str, Any] = {"train__epochs": 2, "data__limit": 200, "attack__steps": 1, "select__size": 20, "seed": 5}
 
 
-class Stop(flatrock.core.progress.Silent):
-    """Ends training after so many steps, as Ctrl-C does."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def advance(self, units: int, note: str = "") -> None:
-        self.left -= units
-        if self.left <= 0:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was interrupted in its second epoch, told by a path as people write it."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        flatrock.train("digits_standard", folder="runs/mine", progress=Stop(7), **KEYS)
+        flatrock.train("digits_standard", folder="runs/mine", progress=Ends(7, KeyboardInterrupt), **KEYS)
     return Path("runs/mine")
 
 

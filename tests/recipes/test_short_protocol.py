@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from interrupted import Ends
 from typer.testing import CliRunner
 
 from flatrock.attacks.guided import Guided
 from flatrock.cli.main import app
-from flatrock.core.progress import Silent
 from flatrock.core.rows import read_rows
 from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
@@ -44,18 +44,6 @@ TINY = {
 }
 WORDS = [f"{key}={str(value).replace(chr(39), '')}" for key, value in TINY.items()]
 ENGINES: list[dict[str, Any]] = [{"engine.precision": "bfloat16"}, {"engine.compile": True}]
-
-
-class StopAt(Silent):
-    """Interrupts training once so many steps are done."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def advance(self, units: int, note: str = "") -> None:
-        self.left -= units
-        if self.left <= 0:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +131,7 @@ def test_a_stopped_run_ends_like_one_that_was_not(steps: int, run_folder: Path) 
     whole = train_recipe(NAME, folder=run_folder / "whole", device="cpu", **TINY)
     stopped = run_folder / "stopped"
     with pytest.raises(KeyboardInterrupt):
-        train_recipe(NAME, folder=stopped, device="cpu", progress=StopAt(steps), **TINY)
+        train_recipe(NAME, folder=stopped, device="cpu", progress=Ends(steps, KeyboardInterrupt), **TINY)
     # Said outright what `auto` means here: keys of the engine may change between a run and its resumption.
     same = {"engine.precision": "float32", "engine.compile": False}
     resumed = train_recipe(NAME, folder=stopped, device="cpu", resume=True, **TINY, **same)

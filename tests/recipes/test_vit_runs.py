@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from interrupted import Ends
 from torch import Tensor, nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
@@ -17,7 +18,6 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Look
-from flatrock.core.progress import Silent
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import load as load_tensors
 from flatrock.core.types import Views
@@ -128,23 +128,12 @@ def test_a_run_learns_and_is_loaded_again(run_folder: Path) -> None:
     assert evaluate_run(run, which="last", attacks=["pgd-3"], limit=100).clean > 0.5
 
 
-class Stop(Silent):
-    """Interrupts training after three steps."""
-
-    steps = 0
-
-    def advance(self, units: int, note: str = "") -> None:
-        self.steps += units
-        if self.steps == 3:
-            raise KeyboardInterrupt
-
-
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"flatness": [*STACKS["at+awp"][1], {"name": "swa", "decay": 0.9}]}
     keys |= {"train.epochs": 3, "train.max_steps": 5, "train.save_seconds": 1e-9}  # a state after every step
     train(job_of(tmp_path / "whole", **keys))
     with pytest.raises(KeyboardInterrupt):
-        train(job_of(tmp_path / "halves", **keys), progress=Stop())
+        train(job_of(tmp_path / "halves", **keys), progress=Ends(3, KeyboardInterrupt))
     assert load_tensors(tmp_path / "halves" / "state.safetensors")[1]["epoch"] == 1
     assert train(job_of(tmp_path / "halves", **keys), resume=True).last.step == 5
     one, two = (load_tensors(tmp_path / run / "last.safetensors")[0] for run in ("whole", "halves"))

@@ -67,7 +67,7 @@ def build_job(
     extra = _extra(recipe, split)
     seed = Seed(recipe.seed)
     loader = _loader(recipe, train, extra, seed, where, least=2 * team.size)
-    engine = build_engine(recipe, where, steps=_steps(recipe, len(loader)))
+    engine = build_engine(recipe, where, steps=recipe.train.steps(len(loader)))
     model = build_model(recipe)
     start = begin(recipe, model, data, split, folder=RunFolder(target), resume=resume, progress=listener)
     check_fit(model, data)
@@ -129,12 +129,6 @@ def _loaded(recipe: Recipe, folder: Path | None, download: bool, progress: Progr
     source = recipe.data
     data = load_data(source.name, "train", folder=folder, download=download, progress=progress, **source.options)
     return data, held_out_split(data, size=source.held_out) if source.held_out else Split(data, data, "none")
-
-
-def _steps(recipe: Recipe, per_epoch: int) -> int:
-    """How many steps there will be."""
-    whole = recipe.train.epochs * per_epoch
-    return min(whole, recipe.train.max_steps or whole)
 
 
 def _certificate(

@@ -67,7 +67,7 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
         return Cost(parameters, None, None, None, inner + outer, None, None)
     full, rest = divmod(samples, recipe.train.batch_size)
     per_epoch = full + (rest >= 2 * devices or (rest > 0 and recipe.data.extra is not None))  # as the loader counts
-    steps = min(per_epoch * recipe.train.epochs, recipe.train.max_steps or per_epoch * recipe.train.epochs)
+    steps = recipe.train.steps(per_epoch)
     epochs = steps / per_epoch
     trained = epochs * samples * (inner * ATTACK_PASS + outer * TRAINING_PASS + asked)
     probed = _probes(recipe, model, samples, epochs)

@@ -46,8 +46,7 @@ def notes(recipe: Recipe, *, per_epoch: int | None) -> list[str]:
     """A line for each thing that will not happen or means little; `per_epoch` None: how many steps is not known."""
     found = list(_idle(recipe))
     if per_epoch is not None:
-        whole = recipe.train.epochs * per_epoch
-        span = Span(recipe.train.epochs, per_epoch, min(whole, recipe.train.max_steps or whole))
+        span = Span(recipe.train.epochs, per_epoch, recipe.train.steps(per_epoch))
         flatness = {f.name: FLATNESS.make(f.name, **f.options) for f in recipe.flatness}
         found += [*_milestones(build_schedule(recipe), span), *_waiting(recipe, flatness, span)]
         found += _horizon(flatness, span)

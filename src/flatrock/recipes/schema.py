@@ -215,6 +215,10 @@ class Train(Section):
     save_seconds: Annotated[Number, Field(gt=0)] = 120.0
     tensorboard: bool = True
 
+    def steps(self, per_epoch: int) -> int:
+        """All that will be made, of so many per epoch."""
+        return min(self.epochs * per_epoch, self.max_steps or self.epochs * per_epoch)
+
 
 class Select(Section):
     """How the best epoch is chosen. `select: test` looks at the test set and marks every number that follows.
