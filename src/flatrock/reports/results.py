@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 
 from flatrock.core.bands import Bands
-from flatrock.core.rows import Row
+from flatrock.core.rows import Row, student
 from flatrock.reports.claims import accuracy, by_recipe, claim_lines, drop, gain, points, score_at, target_lines
 from flatrock.reports.expected import expected_parts
 from flatrock.reports.names import NOWHERE, row_names
@@ -30,7 +30,7 @@ tells nothing about the chance of the seed. A difference counts as contradicted 
 paper's and is more than two standard errors, and as reproduced if it has the same sign by as much and half to twice the
 size, give or take two standard errors; far smaller and far larger ones are called that. Ours is undecided if it is less
 than two standard errors from both 0 and theirs. Few seeds do not know their own standard error well: for two of theirs
-read 14.0 of two seeds, 4.5 of three and 2.9 of five, by Student's t. Nothing is claimed by a difference within twice
+read {two} of two seeds, {three} of three and {five} of five, by Student's t. Nothing is claimed by a difference within twice
 the paper's own error, which for a figure of few test images is taken to be what ours would be on as many."""
 
 HOW = """\
@@ -60,7 +60,8 @@ def results_page(
     `command` writes the page.
     """
     written = dict.fromkeys(["reports/papers.yaml", *(part.file for part in papers.protocols.values())])
-    parts = [OPENING.format(command=command, papers=", ".join(f"`{file}`" for file in written))]
+    reach = {name: f"{student(seeds):.1f}" for name, seeds in (("two", 2), ("three", 3), ("five", 5))}
+    parts = [OPENING.format(command=command, papers=", ".join(f"`{file}`" for file in written), **reach)]
     if not rows:
         parts.append("There are no results yet: no run has been collected with `flatrock results`.")
     else:
