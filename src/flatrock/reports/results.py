@@ -30,8 +30,8 @@ tells nothing about the chance of the seed. A difference counts as contradicted 
 paper's and is more than two standard errors, and as reproduced if it has the same sign by as much and half to twice the
 size, give or take two standard errors; far smaller and far larger ones are called that. Ours is undecided if it is less
 than two standard errors from both 0 and theirs. Few seeds do not know their own standard error well: for two of theirs
-read {two} of two seeds, {three} of three and {five} of five, by Student's t. Nothing is claimed by a difference within twice
-the paper's own error, which for a figure of few test images is taken to be what ours would be on as many."""
+read {two} of two seeds, {three} of three and {five} of five, by Student's t. Nothing is claimed by a difference within
+twice the paper's own error, which for a figure of few test images is taken to be what ours would be on as many."""
 
 HOW = """\
 ```sh
