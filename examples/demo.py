@@ -19,8 +19,10 @@ from flatrock.core.records import Result
 from flatrock.core.runs import Run
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe
+from flatrock.recipes.story import stories
 from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
+from flatrock.reports.page import write_page
 from flatrock.reports.table import comparison
 
 RECIPES = ("digits_standard", "digits_at", "digits_trades", "digits_trades_awp", "digits_trades_rat")
@@ -60,7 +62,10 @@ def _report(folder: Path, runs: dict[str, Run], results: dict[str, Result | str]
     show(comparison(results), f"Accuracy in percent{under}")
     say("worst case = share of digits that are right under every attack\n")
     if runs:
+        told = stories([folder / name for name in RECIPES if (folder / name).is_dir()])
+        page = write_page(told, folder / "page.html", title="five classifiers of handwritten digits")
         say(f"learning curves   {learning_curves(runs, folder / 'learning_curves.png')}")
+        say(f"all on one page   {page}")
     say(f"runs and results  {folder}")
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
-from flatrock.cli.console import friendly, say, show
+from flatrock.cli.console import Line, friendly, say, show
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import WORST
-from flatrock.recipes.compare import check_alike, under_one_name, unlike
+from flatrock.recipes.compare import Judged, check_alike, under_one_name, unlike
 from flatrock.recipes.in_common import compared
 from flatrock.reports.compare import accuracy_table, difference_table
-from flatrock.reports.table import named
+from flatrock.reports.table import Table, named
 
 Sources = Annotated[
     list[str],
@@ -30,38 +32,59 @@ Which = Annotated[
 def run(sources: Sources, which: Which = "auto") -> None:
     """Compare evaluated models sample by sample: the first with each of the others."""
     with friendly():
-        models, note = compared(sources, which)
-        if len(models) < 2:
-            raise ConfigError(
-                f"there is {len(models)} model to compare; name two or more, the one to compare with first"
-            )
-        twice = sorted({m.name for m in models if [o.name for o in models].count(m.name) > 1})
-        if twice:
-            raise ConfigError(f"{twice[0]} is named twice; leave one out")
-        check_alike(models)
-        models, renamed = under_one_name(models)
-        rights = {named(m.name + "*" * bool(m.marks), collapsed=m.collapsed): m.right for m in models}
-        odd = unlike(models)
-        if note:
-            say(note)
-        show(accuracy_table(rights))
-        # What stands under every attack depends on all of them: it is as unlike as any.
-        alike = len({frozenset(m.right) for m in models}) == 1 and not odd
-        show(difference_table(rights, leave_out=[*odd, *([] if alike else [WORST])]))
-        say(
-            f"{models[0].data}; {models[0].norm} eps {models[0].eps:.4g}; points ± standard error, paired by sample; "
-            "! = more than two. It knows the chance of the test set, not that of a training seed"
-        )
-        for line in renamed:
-            say(line)
-        for name in odd:
-            say(("not compared ", "yellow"), f"{name}: its options differ between these models")
-        if not alike:
-            say(("not compared ", "yellow"), f"{WORST}: it is of other attacks, or of other options")
-        for model in models:
-            if model.unfinished:
-                say(("not finished ", "yellow"), f"{model.name}: evaluated when its run was at {model.unfinished}")
-        if any(model.collapsed for model in models):
-            say("COLLAPSED = it gives one answer to everything (E15); differences from it say nothing")
-        if any(model.marks for model in models):
-            say("* = the checkpoint was chosen by looking at the test set")
+        found = compare(sources, which)
+        if found.note:
+            say(found.note)
+        show(found.accuracies)
+        show(found.differences)
+        for line in found.remarks:
+            say(*line)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Models side by side, each minus the first, and what to know of that; `note` says which results it is of."""
+
+    note: str
+    accuracies: Table
+    differences: Table
+    remarks: tuple[Line, ...]
+
+
+def compare(sources: Sequence[str], which: str = "auto", *, called: Mapping[str, str] | None = None) -> Compared:
+    """Compare what the sources say; `called` are other names for them. ConfigError or StateError if that cannot be."""
+    models, note = compared(sources, which)
+    if len(models) < 2:
+        raise ConfigError(f"there is {len(models)} model to compare; name two or more, the one to compare with first")
+    twice = sorted({m.name for m in models if [o.name for o in models].count(m.name) > 1})
+    if twice:
+        raise ConfigError(f"{twice[0]} is named twice; leave one out")
+    check_alike(models)
+    models, renamed = under_one_name([replace(m, name=(called or {}).get(m.name, m.name)) for m in models])
+    rights = {named(m.name + "*" * bool(m.marks), collapsed=m.collapsed): m.right for m in models}
+    odd = unlike(models)
+    # What stands under every attack depends on all of them: it is as unlike as any.
+    alike = len({frozenset(m.right) for m in models}) == 1 and not odd
+    left_out = [*odd, *([] if alike else [WORST])]
+    remarks = (*_remarks(models, renamed, odd, alike=alike),)
+    return Compared(note, accuracy_table(rights), difference_table(rights, leave_out=left_out), remarks)
+
+
+def _remarks(models: Sequence[Judged], renamed: Sequence[str], odd: Sequence[str], *, alike: bool) -> Iterator[Line]:
+    """What a reader must know of the numbers."""
+    yield (
+        f"{models[0].data}; {models[0].norm} eps {models[0].eps:.4g}; points ± standard error, paired by sample; "
+        "! = more than two. It knows the chance of the test set, not that of a training seed",
+    )
+    yield from ((line,) for line in renamed)
+    for name in odd:
+        yield ("not compared ", "yellow"), f"{name}: its options differ between these models"
+    if not alike:
+        yield ("not compared ", "yellow"), f"{WORST}: it is of other attacks, or of other options"
+    for model in models:
+        if model.unfinished:
+            yield ("not finished ", "yellow"), f"{model.name}: evaluated when its run was at {model.unfinished}"
+    if any(model.collapsed for model in models):
+        yield ("COLLAPSED = it gives one answer to everything (E15); differences from it say nothing",)
+    if any(model.marks for model in models):
+        yield ("* = the checkpoint was chosen by looking at the test set",)

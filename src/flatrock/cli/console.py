@@ -24,6 +24,8 @@ from flatrock.reports.table import Table
 # Paths, names and messages are shown as they are: brackets and colons in them are not markup.
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(markup=False, emoji=False, highlight=False, stderr=True)
+# A line to be printed: texts, or texts and their styles.
+Line = tuple[str | tuple[str, str], ...]
 # Without a terminal (a log file, CI) a line is printed this often instead of a moving bar.
 LOG_SECONDS = 10.0
 # Work of many units often begins with something slow that does not come back: after the first unit (what is compiled)

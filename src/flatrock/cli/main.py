@@ -22,6 +22,7 @@ from flatrock.cli import (
     landscape,
     ls,
     overfit,
+    page,
     pseudo_label,
     report,
     report_speed,
@@ -84,6 +85,7 @@ app.command("curvature")(curvature.run)
 app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
 app.command("reproduce")(reproduce.run)
+app.command("page")(page.run)
 app.command("results")(results.run)
 app.command("report")(report.run)
 app.command("bands")(bands.run)

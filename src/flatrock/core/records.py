@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import fsum, inf, isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -217,6 +218,14 @@ class Result:
         if not named:
             raise StateError(f"{where}: its labels and predictions do not agree with its flags; evaluate again")
         return result
+
+
+def read_result(file: Path) -> Result:
+    """The result in a file; StateError if there is none."""
+    try:
+        return Result.from_json(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateError(f"{file} cannot be read ({error}); name run folders, or result-*.json files") from error
 
 
 # What a result file states and its per-sample values must confirm.

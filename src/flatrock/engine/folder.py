@@ -29,7 +29,7 @@ UNENDED = ("running", "interrupted")
 AT_WORK = "a process is training it now"
 # Exactly the names a run writes; anything else in the folder is the user's and is never touched.
 OWN_FILE = re.compile(
-    r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|failure\.txt|curves\.png|overfit\.(json|png|svg)"
+    r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|failure\.txt|curves\.png|page\.html|overfit\.(json|png|svg)"
     r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
     r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part(\.lock)?|png)|\.lock)(\.part)?"
     r"|\.?(landscape|curvature|certificate)-[\w.=+-]+\.(json|tsv|part|png|svg|html)(\.part)?"

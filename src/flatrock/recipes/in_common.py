@@ -10,7 +10,7 @@ from typing import Any
 
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import json_text
-from flatrock.core.records import Result
+from flatrock.core.records import read_result
 from flatrock.core.registry import unknown
 from flatrock.core.rows import WORST
 from flatrock.engine.folder import RunFolder
@@ -39,7 +39,7 @@ def compared(sources: Sequence[str], which: str = "auto") -> tuple[list[Judged],
         chosen, note = _in_common(sources, usual, given)
     models: list[Judged] = []
     for source in sources:
-        models += [judged_result(_read(chosen[source]), source)] if source in chosen else judged(source)
+        models += [judged_result(read_result(chosen[source]), source)] if source in chosen else judged(source)
     return models, note
 
 
@@ -58,13 +58,9 @@ def _usual(folder: Path, which: str) -> Path:
     return folder / f"result-{which}.json"
 
 
-def _read(file: Path) -> Result:
-    return Result.from_json(file.read_text(), str(file))
-
-
 def _stale(file: Path, usual: Path) -> bool:
     """Whether a result of the checkpoint of the usual one is of other weights than the run has there now."""
-    return of_other_weights(_read(file), _which(usual), RunFolder(usual.parent))
+    return of_other_weights(read_result(file), _which(usual), RunFolder(usual.parent))
 
 
 def _alike(usual: Path) -> list[Path]:
@@ -99,7 +95,7 @@ def _questions(usual: Path, given: Sequence[Judged]) -> dict[Hashable, list[Path
     were asked."""
     found: dict[Hashable, list[Path]] = {}
     for file in (file for file in _alike(usual) if not _stale(file, usual)):
-        result = _read(file)
+        result = read_result(file)
         model = judged_result(result, str(file))
         if all(not other_question(model, other) and _attacks_alike(model, other) for other in given):
             found.setdefault(_question(model, result.provenance.get("seed")), []).append(file)

@@ -10,7 +10,7 @@ from typing import Any
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text
 from flatrock.core.progress import Progress
-from flatrock.core.records import Result
+from flatrock.core.records import Result, read_result
 from flatrock.core.rows import read_rows
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.restore import stored_recipe
@@ -83,7 +83,7 @@ def _places(source: Path) -> list[tuple[Path | None, Path | None]]:
 
 def _line(path: Path | None, file: Path | None, recipe: Recipe | None) -> _Found:
     line: Line = {}
-    result = None if file is None else _read(file)
+    result = None if file is None else read_result(file)
     if path is not None and recipe is not None:
         folder = RunFolder(path)
         info = folder.read_info()
@@ -98,13 +98,6 @@ def _line(path: Path | None, file: Path | None, recipe: Recipe | None) -> _Found
     about = result.provenance
     known = {"recipe": about.get("recipe"), "seed": about.get("train_seed")} | line
     return _Found({**known, **_asked(result), "file": str(file)}, recipe, _shares(result))
-
-
-def _read(file: Path) -> Result:
-    try:
-        return Result.from_json(file.read_text(), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise StateError(f"{file} cannot be read ({error}); name run folders, or result-*.json files") from error
 
 
 def _asked(result: Result) -> Line:

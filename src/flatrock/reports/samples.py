@@ -12,9 +12,18 @@ from flatrock.core.files import write_csv
 from flatrock.core.records import Result
 from flatrock.reports.waterfall import order
 
+Cells = list[str] | list[float] | list[int]
+
 
 def write_samples(result: Result, path: Path) -> Path:
-    """Write who each sample is, what the model says, and what it withstands: 1 = right, 0 = wrong.
+    """Write the columns of `sample_columns`."""
+    columns = sample_columns(result)
+    write_csv(path, (name for name, _ in columns), zip(*(cells for _, cells in columns), strict=True))
+    return path
+
+
+def sample_columns(result: Result) -> list[tuple[str, Cells]]:
+    """Who each sample is, what the model says, and what it withstands: 1 = right, 0 = wrong.
 
     Columns: id (place in the test set), label, prediction, clean_margin, worst_margin (logit of the true class minus
     the largest other one), clean, each attack, each plan, worst_case. Those of a plan's attacks say what stood after
@@ -32,12 +41,10 @@ def write_samples(result: Result, path: Path) -> Path:
         *((plan, result.flags[labels[-1]]) for plan, labels in result.plans.items()),
         ("worst_case", result.worst),
     ]
-    rows = zip(*(_cells(values, result.n) for _, values in columns), strict=True)
-    write_csv(path, (name for name, _ in columns), rows)
-    return path
+    return [(name, _cells(values, result.n)) for name, values in columns]
 
 
-def _cells(values: Tensor | None, n: int) -> list[str] | list[float] | list[int]:
+def _cells(values: Tensor | None, n: int) -> Cells:
     """As a result file writes them: no more digits than that, and flags as 1 and 0."""
     if values is None:
         return [""] * n
