@@ -13,6 +13,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, errors, friendly, say, show
+from flatrock.cli.page import differences
 from flatrock.core.errors import TrainingError
 from flatrock.core.progress import clock
 from flatrock.core.records import Result
@@ -62,8 +63,9 @@ def _report(folder: Path, runs: dict[str, Run], results: dict[str, Result | str]
     show(comparison(results), f"Accuracy in percent{under}")
     say("worst case = share of digits that are right under every attack\n")
     if runs:
-        told = stories([folder / name for name in RECIPES if (folder / name).is_dir()])
-        page = write_page(told, folder / "page.html", title="five classifiers of handwritten digits")
+        folders = [folder / name for name in runs]
+        told, title = stories(folders), "five classifiers of handwritten digits"
+        page = write_page(told, folder / "page.html", title=title, differences=differences(folders, told))
         say(f"learning curves   {learning_curves(runs, folder / 'learning_curves.png')}")
         say(f"all on one page   {page}")
     say(f"runs and results  {folder}")
