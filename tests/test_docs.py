@@ -61,31 +61,40 @@ def test_readme_has_the_two_commands_first() -> None:
 
 
 def test_readme_says_what_the_files_of_results_say() -> None:
-    text = (ROOT / "README.md").read_text()
-    names = {"at": "AT", "trades": "TRADES", "trades_rat2": "TRADES + RAT", "hat": "HAT"}
-    costs = [c for n in ("preact", "wrn") for c in read(f"bench_{n}.json")["costs"]]
-    said = [f"{name} {391 * c['ms_per_step'] / 1000:.1f} s" for c in costs if (name := names.get(c["recipe"][14:]))]
-    rows = {row["recipe"][14:]: row["scores"] for row in read("cifar10_short.json")["rows"]}
-    rows = {name: rows[name]["best"]["accuracy"] for name in names}
-    said += [f"{name} {100 * rows[n]['clean']:.1f} / {100 * rows[n]['autoattack']:.1f}" for n, name in names.items()]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (ROOT / "README.md").read_text().splitlines()]
+    speed = {cells[0]: cells[1] for cells in lines if len(cells) == 4}
+    cost = {(n, c["recipe"][14:]): c for n in ("preact", "wrn") for c in read(f"bench_{n}.json")["costs"]}
+    epoch = {who: f"{391 * c['ms_per_step'] / 1000:.1f}" for who, c in cost.items()}
+    memory = f"{cost['wrn', 'trades_rat2']['memory_gib'] * 2**30 / 1e9:.1f} GB"
+    at = next(name for name in speed if name.endswith("PreActResNet-18 AT"))
+    assert speed[at] == epoch["preact", "at"]
+    assert speed["TRADES; TRADES + RAT"] == f"{epoch['preact', 'trades']}; {epoch['preact', 'trades_rat2']}"
+    assert speed["WRN-34-10 TRADES + RAT"] == f"{epoch['wrn', 'trades_rat2']}, {memory}"
+
+    said = {cells[0]: cells[1:4] for cells in lines if len(cells) == 5}
+    for name, recipe in (("AT", "at"), ("TRADES", "trades"), ("TRADES + RAT", "trades_rat2")):
+        row = row_of("short", recipe)
+        (cells,) = (c for n, c in said.items() if n.startswith(f"{name}, 30 epochs in"))
+        assert cells == shares(row, "best")
+        assert f"{name}, 30 epochs in {row['training']['seconds'] / 60:.1f} min" in " ".join(said)
+    for name, recipe in (("AT, the published", "at"), ("AT + AWP,", "at_awp")):
+        row = row_of("full", recipe)
+        both = zip(shares(row, "best"), shares(row, "last"), strict=True)
+        minutes = f"{row['training']['elapsed'] / 60:.1f}"
+        assert said[f"{name} 200 epochs in {minutes} min: best epoch; last"] == ["; ".join(pair) for pair in both]
     row = read("cifar10_flagship.json")["rows"][0]
-    score, minutes = row["scores"]["average-best"], row["training"]["elapsed"] / 60
-    best = score["accuracy"]
-    said.append(f"{100 * best['clean']:.1f} / {100 * best['autoattack']:.1f} (one seed")
-    said.append(f"trained in {minutes:.1f} minutes and evaluated in {sum(score['seconds'].values()) / 60:.1f} on")
-    full, awp = (
-        next(row for row in read("cifar10_full.json")["rows"] if row["recipe"] == f"cifar10_full_{name}")
-        for name in ("at", "at_awp")
-    )
-    ends = [row["scores"][w]["accuracy"] for row, w in ((full, "best"), (full, "last"), (awp, "best"), (awp, "last"))]
-    ends = [" / ".join(f"{100 * end[k]:.2f}" for k in ("clean", "pgd-20", "autoattack")) for end in ends]
-    said.append(f"best epoch {ends[0]}, last {ends[1]} (one seed")
-    said.append(f"200 epochs in {full['training']['elapsed'] / 60:.1f} minutes")
-    said.append(
-        f"with AWP, in {awp['training']['elapsed'] / 60:.1f} minutes | best epoch {ends[2]}, last {ends[3]} (one"
-    )
-    assert len(said) == 14
-    assert [words for words in said if words not in text] == []
+    name = f"flagship: HAT + RAT + AWP + SWA in {row['training']['elapsed'] / 60:.1f} min, no extra data"
+    assert said[name] == shares(row, "average-best")
+
+
+def row_of(protocol: str, name: str) -> Any:
+    rows = read(f"cifar10_{protocol}.json")["rows"]
+    return next(row for row in rows if row["recipe"] == f"cifar10_{protocol}_{name}")
+
+
+def shares(row: Any, which: str) -> list[str]:
+    accuracy = row["scores"][which]["accuracy"]
+    return [f"{100 * accuracy[name]:.2f}" for name in ("clean", "pgd-20", "autoattack")]
 
 
 def read(name: str) -> Any:
