@@ -49,7 +49,9 @@ __all__ = [
     "attack",
     "create_model",
     "evaluate",
+    "evaluate_run",
     "load",
+    "open_run",
     "reproduce",
     "train",
 ]
@@ -135,6 +137,8 @@ def reproduce(
     recipe keys, as in `train`. Rows are written to `out` (runs_dir/reproduce.json), the page beside it. What is done is
     skipped; a row that fails is told in `Outcome.problems` and ends no other.
     """
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise ConfigError(f"names are text, one by one, got {odd[0]!r}; write reproduce('a', 'b') or reproduce(*names)")
     from flatrock.cli.reproduce import Told
     from flatrock.cli.reproduce_table import prepare
     from flatrock.recipes.train import written
@@ -164,3 +168,35 @@ def load(source: str | Path | Run, *, which: str = "auto", device: str = "cpu") 
     from flatrock.recipes.restore import load as restore
 
     return restore(source, which=which, device=device)
+
+
+def open_run(folder: str | Path) -> Run:
+    """A run as it stands on disk: its records, status and findings; its weights need not be there."""
+    from flatrock.engine.folder import RunFolder
+
+    return RunFolder(Path(folder)).run()
+
+
+def evaluate_run(
+    source: str | Path | Run,
+    *,
+    store: bool = True,
+    data_dir: str | Path | None = None,
+    progress: Progress | bool | None = None,
+    **options: Any,
+) -> Result:
+    """Evaluate a run, or one of its checkpoints, on its recipe's test set: `flatrock eval` as a call.
+
+    The result is stored in the run's folder, as the command does it, unless `store` is False. Options are which, norm,
+    eps, attacks (default: the recipe's), surrogate, limit, first, batch_size, precision, votes, doubt,
+    keep_adversarial, resume, device and seed; see `flatrock.recipes.evaluate.evaluate_run`.
+    """
+    from flatrock.recipes.evaluate import evaluate_run as run_evaluated
+    from flatrock.recipes.evaluate import store_result
+
+    asked = {"doubt": True, "journal": store, "data_folder": None if data_dir is None else Path(data_dir)} | options
+    with _listener(progress) as listener:
+        result = run_evaluated(source, **asked, progress=listener)
+    if store:
+        store_result(source, result)
+    return result

@@ -147,6 +147,16 @@ def test_every_fault_of_both_files_is_told_before_training(tmp_path: Path) -> No
         assert fault in said
 
 
+def test_faults_of_inputs_do_not_hide_those_of_labels_nor_each_other(tmp_path: Path) -> None:
+    x = POINTS * 2
+    x[3, 1] = np.nan
+    write(tmp_path, x=x, label=LABEL + 1)
+    write(tmp_path, "test")
+    said = refused(tmp_path)
+    for fault in ("1 of 12 inputs hold NaN", "inputs must lie in [0, 1], got", "no sample has label 0"):
+        assert said.count(fault) == 1, said
+
+
 BETWEEN: dict[str, dict[str, Any]] = {
     "has inputs [5], ": {"x": POINTS[:, :4]},
     "label 3 of sample 11 (1 such), but": {"label": np.where(np.arange(12) == 11, 3, LABEL)},

@@ -322,3 +322,23 @@ def test_the_schedule_of_the_page_bears_any_warmup(methods: Path, epochs: int, w
     methods.write_text(re.search(r"```py\n(.*?)```", text, re.S)[1])  # type: ignore[index]
     schedule = SCHEDULES.make("mymethods:warm", lr=2.0, epochs=epochs, warmup=float(warmup))
     assert [schedule.rate(t) for t in range(epochs + 1)] == pytest.approx(rates)
+
+
+def test_an_objective_may_change_in_the_course_of_training(methods: Path) -> None:
+    methods.write_text(
+        methods.read_text()
+        + """
+
+class Switched(Trades):
+    def at(self, moment):
+        told.append((moment.epoch, moment.step, moment.share))
+        return Trades(beta=self.beta if moment.epoch == 2 else 0.0)
+
+
+told = []
+"""
+    )
+    run = flatrock.train("digits_at", folder="runs/own", **SHORT, objective={"name": "mymethods:Switched", "beta": 3})
+    first, second = (record.terms for record in run.records)
+    assert first["total"] == pytest.approx(first["ce"], rel=1e-5)
+    assert second["total"] == pytest.approx(second["ce"] + 3 * second["kl"], rel=1e-5)

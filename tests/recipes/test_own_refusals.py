@@ -113,6 +113,21 @@ class Centred(Plain):
         return Parts({"far": (views.clean.features - self.centres[y]).square().mean()}, {"far": 1.0})
 
 
+class At(Plain):
+    def __init__(self, *, at: int = 20):
+        self.at = at
+
+
+class AtWhat(Plain):
+    def at(self):
+        return self
+
+
+class AtFails(Plain):
+    def at(self, moment):
+        return 1 / moment.step
+
+
 class Later(Plain):
     """Not finite in training only: random logits are small."""
 
@@ -271,6 +286,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (objective("Nan"), "the loss of mymethods:Nan is not finite on logits of a normal distribution: term ce"),
     (objective("Still"), "has no gradient, so nothing would be learned"),
     (objective("Centred", width=65), r"the loss of mymethods:Centred raised RuntimeError: .*64.*65"),
+    (objective("At"), r"it has no method at\(moment\), and 'at', which it has, means that here; call it otherwise"),
+    (objective("AtWhat"), r"its at must take \(moment\), it takes \(\)"),
+    (objective("AtFails"), "AtFails raised ZeroDivisionError: .* " + line("        return 1 / moment.step")),
     (flat("NoFlat"), r"flatness\[0\] mymethods:NoFlat: mymethods:NoFlat is not .*: the class is no Flatness"),
     (flat("Typo"), "it overrides none of the hooks before_attack, before_loss, in_loss, after_step"),
     (flat("Mover"), "it overrides before_loss, so it must say `moves_weights = True`"),

@@ -403,7 +403,7 @@ def test_a_recipe_is_named_not_passed() -> None:
         (["train.epochs=3", "train.epochs=4"], "train.epochs 4"),
         (["threat.eps=0.25", "model.weights=somewhere"], "model.weights given, threat.eps 0.25"),
         (["objective.name=at"], "objective.name at, no objective.beta"),
-        (["flatness=awp", "data.limit=512"], "data.limit 512, flatness [{name: awp}]"),
+        (["flatness=awp", "data.limit=512"], "data.limit 512, flatness [awp]"),
     ],
 )
 def test_a_summary_names_what_was_changed(overrides: Any, told: str) -> None:

@@ -47,7 +47,7 @@ def test_every_result_of_a_sweep_has_a_line(tmp_path: Path) -> None:
     done = flatrock("results", *runs, "--csv", tmp_path / "a.csv")
     assert done.exit_code == 0, done.output
     assert "3 lines with a result" in done.output and "not evaluated" not in done.output
-    first, own, whole = lines(tmp_path / "a.csv")
+    first, whole, own = lines(tmp_path / "a.csv")
     assert list(first)[:5] == ["run", "recipe", "changes", "threat.eps", "seed"], "what differs has a column"
     assert (first["run"], first["recipe"], first["seed"]) == (str(runs[0]), NAME, "0")
     assert float(first["threat.eps"]) == 4 / 255 and first["changes"].startswith("threat.eps: 0.0156")
@@ -164,3 +164,58 @@ def test_two_runs_alike_are_named(tmp_path: Path) -> None:
     done = flatrock("results", *runs, "--out", tmp_path / "rows.json")
     assert f"two runs have the same recipe and seed: {runs[0]} and {runs[1]}, {NAME}, 0; name one" in done.output
     assert flatrock("results", *runs, "--csv", tmp_path / "a.csv").exit_code == 0, "a table may have both"
+
+
+def test_one_question_asked_twice_is_one_line(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path / f"{seed}", NAME, FOUND, overrides={"seed": seed}) for seed in range(2)]
+    for run in runs:
+        usual = run / "result-best.json"
+        asked = replace(
+            Result.from_json(usual.read_text()), provenance={"question": run.parent.name, "checkpoint": "best"}
+        )
+        for file in (usual, run / "result-best-pgd-20+autoattack-n1000-seed0.json"):
+            file.write_text(asked.to_json())
+    done = flatrock("results", *runs, "--csv", tmp_path / "a.csv")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("another result of its run answers the very same question") == 2
+    assert "2 lines with a result" in done.output
+    assert [line["file"] for line in lines(tmp_path / "a.csv")] == [str(run / "result-best.json") for run in runs]
+
+
+def test_options_of_methods_have_columns_also_of_recipes_of_several_names(tmp_path: Path) -> None:
+    gammas = (0.005, 0.01)
+    runs = [
+        fake_run(tmp_path / f"{gamma}", "cifar10_short_trades_awp", FOUND, overrides={"flatness.awp.gamma": gamma})
+        for gamma in gammas
+    ]
+    runs.append(fake_run(tmp_path, NAME, FOUND))
+    found = sheet(runs)
+    column = found.header.index("flatness.awp.gamma")
+    assert [row[column] for row in found.rows] == [*gammas, ""]
+    assert [row[found.header.index("flatness")] for row in found.rows] == ['["awp"]', '["awp"]', ""]
+    assert sheet(runs[:2]).header.count("flatness") == 0, "both have the same methods"
+
+
+def test_what_lies_beside_runs_is_left_out_and_told(tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "runs", NAME, FOUND)
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "page.png").write_bytes(b"")
+    assert flatrock("results", run, "--out", tmp_path / "runs" / "reproduce.json").exit_code == 0
+    every = sorted((tmp_path / "runs").iterdir())
+    for option, file in (("--csv", tmp_path / "a.csv"), ("--out", tmp_path / "rows.json")):
+        done = flatrock("results", *every, option, file)
+        assert done.exit_code == 0, done.output
+        assert done.output.count("left out ") == 3 and "no run folder, it has no run.json" in done.output
+        assert file.is_file()
+
+
+def test_a_recipe_that_was_edited_is_not_believed(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, NAME, FOUND)
+    file = run / "recipe.yaml"
+    file.write_text(file.read_text().replace("beta: 6", "beta: 3"))
+    for words in (["--csv", tmp_path / "a.csv"], ["--out", tmp_path / "a.json"]):
+        done = flatrock("results", run, *words)
+        assert done.exit_code == 2
+        assert "recipe.yaml was edited: its run was trained with another recipe" in " ".join(done.output.split())
+    file.write_text(file.read_text().replace("beta: 3", "beta: 6"))
+    assert flatrock("results", run, "--csv", tmp_path / "a.csv").exit_code == 0

@@ -71,3 +71,14 @@ def test_run_without_best_epoch_is_drawn(tmp_path: Path) -> None:
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no run has a finished epoch"):
         learning_curves({"empty": Run(tmp_path, (), "running")}, tmp_path / "curves.png")
+
+
+def test_many_runs_have_a_colour_each_and_a_place_may_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Figure] = []
+    monkeypatch.setattr("flatrock.reports.figures.store", lambda figure, path: seen.append(figure) or Path(path))
+    runs = {str(i): Run(tmp_path, (record(1, 0.3), record(2, 0.5)), "finished") for i in range(12)}
+    assert learning_curves(runs, "curves.png") == Path("curves.png")
+    colours = {str(line.get_color()) for line in seen[0].axes[0].get_lines()}
+    assert len(colours) == 12
+    monkeypatch.undo()
+    assert learning_curves(runs, str(tmp_path / "curves.png")).is_file()

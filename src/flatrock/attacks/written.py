@@ -77,6 +77,7 @@ OWN = Own[Attack](
     "`def __call__(self, model, x, y, threat, gen, *, early_stop=False)`",
     calls={"__call__": "model, x, y, threat, gen, *, early_stop", "passes": "classes"},
     attributes=("mixed_labels", "bounded"),
+    may={"at": "moment"},
     returns=Tensor,
     given=GIVEN,
     asked=ASKED,

@@ -36,9 +36,9 @@ class Own(Generic[T]):
     """What a class or function of the user's must be to serve as one kind of thing.
 
     A class is a `base`, and what it makes has the `attributes` and the methods `calls`, each of which can be called
-    with what stands there; `check` finds what else is wrong with it. A function says that it `returns` the thing; or it
-    is the thing itself, called with `asked`, and `wrapped` makes an object of it and of its options, those of `also`
-    included. `given` are arguments that come from the run, and thus no options.
+    with what stands there; those of `may` it need not have; `check` finds what else is wrong with it. A function says
+    that it `returns` the thing; or it is the thing itself, called with `asked`, and `wrapped` makes an object of it and
+    of its options, those of `also` included. `given` are arguments that come from the run, and thus no options.
     """
 
     what: str
@@ -46,6 +46,7 @@ class Own(Generic[T]):
     calls: Mapping[str, str]
     base: type | None = None
     attributes: tuple[str, ...] = ()
+    may: Mapping[str, str] = field(default_factory=dict)
     given: tuple[str, ...] = ()
     returns: type | None = None
     asked: str = ""
@@ -85,10 +86,14 @@ class Own(Generic[T]):
     def fits(self, made: T, name: str) -> T:
         """An object, if it is such a thing; ConfigError names everything that it lacks."""
         faults = [f"it is {shown(made)}"] if self.base is not None and not isinstance(made, self.base) else []
-        for method, words in {} if faults else self.calls.items():
+        asked = {**self.calls, **{name: words for name, words in self.may.items() if hasattr(made, name)}}
+        for method, words in {} if faults else asked.items():
             found = getattr(made, method, None)
             if not callable(found):
-                faults.append(f"it has no method {method}({words})")
+                other = (
+                    f", and {method!r}, which it has, means that here; call it otherwise" if method in self.may else ""
+                )
+                faults.append(f"it has no method {method}({words}){other}")
             elif not _takes(found, words):
                 faults.append(f"its {method} must take ({words}), it takes {_signature(found)}")
         faults += [f"it has no attribute {a!r}" for a in self.attributes if not faults and not hasattr(made, a)]

@@ -21,7 +21,7 @@ _KINDS = "inputs must be bytes (uint8) or floats in [0, 1], got {}; convert them
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A split that is sound by itself, and how messages call it; x is None if it was not read."""
+    """A split whose labels are sound, and how messages call it; x is None if it was not read, or has faults."""
 
     where: str
     x: Tensor | None
@@ -32,11 +32,11 @@ class Part:
 def part(
     where: str, x: Array | Tensor | None, y: Array | Tensor, classes: Sequence[str]
 ) -> tuple[Part | None, list[str]]:
-    """One split, or None and what is wrong with it."""
+    """One split, None if nothing can be said of its labels, and what is wrong with it."""
     inputs, faults = (None, []) if x is None else _inputs(x)
     labels, wrong = _labels(y, None if x is None else len(x))
-    faults = [f"{where}: {fault}" for fault in (*faults, *wrong)]
-    return (None if faults or labels is None else Part(where, inputs, labels, tuple(classes))), faults
+    found = None if labels is None else Part(where, None if faults else inputs, labels, tuple(classes))
+    return found, [f"{where}: {fault}" for fault in (*faults, *wrong)]
 
 
 def own_dataset(name: str, split: SplitName, parts: Mapping[SplitName, Part], faults: Sequence[str]) -> Dataset:
@@ -90,16 +90,21 @@ def _pixels(image: Array) -> tuple[Tensor | None, list[str]]:
 
 def _value_faults(x: Tensor) -> list[str]:
     odd = ~torch.isfinite(x).flatten(1).all(1)
-    if bool(odd.any()):
+    faults, sound = [], x[~odd] if bool(odd.any()) else x
+    if len(sound) < len(x):
         first = int(odd.nonzero()[0])
-        return [f"{int(odd.sum())} of {len(x)} inputs hold NaN or infinity (first: sample {first}); leave them out"]
-    low, high = (float(v) for v in torch.aminmax(x))
+        faults.append(
+            f"{int(odd.sum())} of {len(x)} inputs hold NaN or infinity (first: sample {first}); leave them out"
+        )
+    if not len(sound):
+        return faults
+    low, high = (float(v) for v in torch.aminmax(sound))
     if low >= 0 and high <= 1:
-        return []
+        return faults
     cure = "scale them, train and test alike, and normalise inside the model (model.normalize)"
-    if low >= 0 and high <= 255 and bool((x == x.round()).all()):
+    if low >= 0 and high <= 255 and bool((sound == sound.round()).all()):
         cure = "divide by 255"
-    return [f"inputs must lie in [0, 1], got [{low:.3g}, {high:.3g}]; {cure}"]
+    return [*faults, f"inputs must lie in [0, 1], got [{low:.3g}, {high:.3g}]; {cure}"]
 
 
 def _labels(given: Array | Tensor, samples: int | None) -> tuple[Tensor | None, list[str]]:

@@ -36,6 +36,7 @@ OWN = Own[Objective](
     "a class with `passes = ('clean', 'adv')`, `inner_loss = 'kl'`, `hard_labels = False` and "
     "`def loss(self, views, y)`",
     calls={"loss": "views, y"},
+    may={"at": "moment"},
     attributes=("passes", "inner_loss", "hard_labels"),
     check=_faults,
 )

@@ -29,10 +29,17 @@ def tell_changes(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def leaves(keys: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Dotted keys and their values; a list is one value."""
+    """Dotted keys and their values; a list is one value, but of flatness methods the options have keys, too.
+
+    flatness: [{name: awp, gamma: 0.01}] is {flatness: [awp], flatness.awp.gamma: 0.01}.
+    """
     found: dict[str, Any] = {}
     for key, value in keys.items():
-        found |= leaves(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+        if key == "flatness" and not path:
+            names = [method["name"] for method in value]
+            found |= {key: names, **leaves({m["name"]: {k: m[k] for k in m if k != "name"} for m in value}, f"{key}.")}
+        else:
+            found |= leaves(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
     return found
 
 

@@ -9,6 +9,7 @@ from flatrock.attacks.catalog import head_of
 from flatrock.core.errors import ConfigError, FlatrockError, in_words
 from flatrock.core.files import sha256
 from flatrock.core.guests import is_own, local, raised_at
+from flatrock.core.hooks import Moment, TimedObjective
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.types import Objective, Parts, View, Views
 from flatrock.engine.loss import check_parts
@@ -32,7 +33,9 @@ def check_loss(name: str, objective: Objective, *, classes: int, width: int) -> 
     made = Views(views.get("clean"), views.get("adv"), views.get("helper"), y if "helper" in views else None)
     try:
         with torch.enable_grad(), kept_global_rng(torch.get_default_device()):
-            parts = objective.loss(made, y)
+            first = Moment(epoch=1, step=0, share=0.0, seed=Seed(0).child("check"))
+            now = objective.at(first) if isinstance(objective, TimedObjective) else objective
+            parts = now.loss(made, y)
             check_parts(parts, f"objective {name!r}")
             total = parts.total
             leaves = [leaf for both in drawn.values() for leaf in both]

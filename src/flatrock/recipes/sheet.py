@@ -27,12 +27,14 @@ BEHIND = ("worst_case", "worst_case_rounded", "findings", "marks", "stale", "fil
 @dataclass(frozen=True)
 class Sheet:
     """A header and a line for each result; `stale` are the files of other weights than their runs have now, `bare` the
-    runs without a result and their status, each of which has a line without numbers."""
+    runs without a result and their status, each of which has a line without numbers. `again` are files without a line:
+    another of their run answers the very same question."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     stale: tuple[Path, ...]
     bare: tuple[tuple[Path, str], ...]
+    again: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,20 @@ class _Found:
 
     line: Line
     recipe: Recipe | None = None
+    question: str | None = None  # a digest of all that was asked, and of whom
     shares: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def sheet(sources: Sequence[Path], progress: Progress | None = None) -> Sheet:
     """The results in run folders, whatever they were asked, and those in result files; StateError if one is damaged.
 
-    Accuracies are fractions. Keys of recipes in which runs of one recipe differ have a column each.
+    Accuracies are fractions. Keys in which the recipes of runs differ have a column each.
     """
     places = list(dict.fromkeys(place for source in sources for place in _places(source)))
     runs = dict.fromkeys(path for path, _ in places if path is not None)
     recipes = {path: stored_recipe(RunFolder(path), progress) for path in runs}  # what is odd of one is told once
-    found = [_line(path, file, None if path is None else recipes[path]) for path, file in places]
+    every = [_line(path, file, None if path is None else recipes[path]) for path, file in places]
+    found, again = _once(every)
     keys = _told_apart([one.recipe for one in found if one.recipe is not None])
     attacks = dict.fromkeys(name for one in found for name in one.shares)
     fixed = {*WHO, *keys, *WHAT, *BEHIND}
@@ -67,7 +71,21 @@ def sheet(sources: Sequence[Path], progress: Progress | None = None) -> Sheet:
     lines = [one.line for one in found]
     stale = tuple(Path(line["file"]) for line in lines if line.get("stale"))
     bare = tuple((Path(line["run"]), str(line["status"])) for line in lines if "file" not in line)
-    return Sheet(header, tuple(rows), stale, bare)
+    return Sheet(header, tuple(rows), stale, bare, again)
+
+
+def _once(found: Sequence[_Found]) -> tuple[list[_Found], tuple[Path, ...]]:
+    """Each answer once, and the files that repeat one: counted twice, it would look like two."""
+    kept, again = [], []
+    seen: set[tuple[Any, str]] = set()
+    for one in found:
+        who = (one.line.get("run"), one.question or "")
+        if one.question is not None and who in seen:
+            again.append(Path(one.line["file"]))
+        else:
+            kept.append(one)
+            seen.add(who)
+    return kept, tuple(again)
 
 
 def _places(source: Path) -> list[tuple[Path | None, Path | None]]:
@@ -78,7 +96,8 @@ def _places(source: Path) -> list[tuple[Path | None, Path | None]]:
         run = source.parent
         return [(run if (run / "run.json").is_file() else None, source)]
     RunFolder(source).read_info()  # or it is none
-    return [(source, file) for file in sorted(source.glob("result-*.json"))] or [(source, None)]
+    files = sorted(source.glob("result-*.json"), key=lambda file: file.stem)  # the recipe's own plan first
+    return [(source, file) for file in files] or [(source, None)]
 
 
 def _line(path: Path | None, file: Path | None, recipe: Recipe | None) -> _Found:
@@ -97,7 +116,7 @@ def _line(path: Path | None, file: Path | None, recipe: Recipe | None) -> _Found
         return _Found(line, recipe)
     about = result.provenance
     known = {"recipe": about.get("recipe"), "seed": about.get("train_seed")} | line
-    return _Found({**known, **_asked(result), "file": str(file)}, recipe, _shares(result))
+    return _Found({**known, **_asked(result), "file": str(file)}, recipe, about.get("question"), _shares(result))
 
 
 def _asked(result: Result) -> Line:
@@ -128,13 +147,10 @@ def _shares(result: Result) -> dict[str, float | None]:
 
 
 def _told_apart(recipes: Sequence[Recipe]) -> list[str]:
-    """The keys that decide weights in which recipes of one name differ; the seed has a column anyway."""
-    found: set[str] = set()
-    for name in {recipe.name for recipe in recipes}:
-        all_of = [judged(recipe) for recipe in recipes if recipe.name == name]
-        keys = {key for own in all_of for key in own}
-        found |= {key for key in keys if any(own.get(key) != all_of[0].get(key) for own in all_of)}
-    return sorted(found - {"seed", "evaluate.attacks"})
+    """The keys that decide weights in which recipes differ; the seed has a column anyway."""
+    all_of = [judged(recipe) for recipe in recipes]
+    keys = {key for own in all_of for key in own} - {"seed", "evaluate.attacks"}
+    return sorted(key for key in keys if any(own.get(key) != all_of[0].get(key) for own in all_of))
 
 
 def _cell(value: Any) -> Any:

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from flatrock.core.errors import StateError
 from flatrock.core.runs import EpochRecord, Run
-from flatrock.reports.style import COLOURS as COLOURS
-from flatrock.reports.style import blank, dress, store
+from flatrock.reports.style import blank, colours, dress, store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALE = 0.35
+# Runs whose names fit below each other.
+MANY = 10
 
 
-def learning_curves(runs: Mapping[str, Run], path: Path) -> Path:
+def learning_curves(runs: Mapping[str, Run], path: Path | str) -> Path:
     """Loss, accuracies on the selection data and the robust generalization gap of each run, epoch by epoch.
 
     Of a run that averages, the accuracies are those of averaged weights, which will be evaluated; those of the weights
@@ -27,8 +28,8 @@ def learning_curves(runs: Mapping[str, Run], path: Path) -> Path:
         raise StateError("there is nothing to draw: no run has a finished epoch")
     figure = blank(12, 3.8)
     loss, accuracy, gap = figure.subplots(1, 3)
-    for i, (name, run) in enumerate(runs.items()):
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.6}
+    for colour, (name, run) in zip(colours(len(runs)), runs.items(), strict=False):
+        style: dict[str, Any] = {"color": colour, "linewidth": 1.6}
         _line(loss, [(r.epoch, r.terms["total"]) for r in run.records], label=name, **style)
         prefix = "average_" if _averages(run) else ""
         if prefix:
@@ -51,7 +52,7 @@ def learning_curves(runs: Mapping[str, Run], path: Path) -> Path:
     if before:
         accuracy.plot([], [], "-", color="0.3", alpha=PALE, label="before averaging")
     accuracy.legend(frameon=False, fontsize=9)
-    loss.legend(frameon=False, fontsize=9)
+    loss.legend(frameon=False, fontsize=9 if len(runs) <= MANY else 6, ncols=1 + (len(runs) - 1) // MANY)
     return store(figure, path)
 
 

@@ -15,8 +15,9 @@ from flatrock.reports.waterfall import order
 Cells = list[str] | list[float] | list[int]
 
 
-def write_samples(result: Result, path: Path) -> Path:
+def write_samples(result: Result, path: Path | str) -> Path:
     """Write the columns of `sample_columns`."""
+    path = Path(path)
     columns = sample_columns(result)
     write_csv(path, (name for name, _ in columns), zip(*(cells for _, cells in columns), strict=True))
     return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
@@ -43,6 +43,16 @@ def line_style(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS)) % len(LINES)]}
 
 
+def colours(count: int) -> Sequence[str]:
+    """So many colours that differ: those of the palette, or if it has fewer the hues of a rainbow."""
+    if count <= len(COLOURS):
+        return COLOURS
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["turbo"](0.05 + 0.9 * i / (count - 1))) for i in range(count)]
+
+
 def dress(axes: Axes, title: str, x: str, y: str, *, whole_x: bool = False) -> None:
     """Title and labels (with units) in one size, a faint grid, no frame."""
     from matplotlib.ticker import MaxNLocator
@@ -57,7 +67,7 @@ def dress(axes: Axes, title: str, x: str, y: str, *, whole_x: bool = False) -> N
     axes.grid(alpha=0.25, linewidth=0.5)
 
 
-def finish(figure: Figure, text: str, path: Path) -> Path:
+def finish(figure: Figure, text: str, path: Path | str) -> Path:
     """Write the caption below a figure, and the figure to disk as its name ends: .png or .svg."""
     if text:
         caption(figure, text)
@@ -70,10 +80,11 @@ def caption(figure: Figure, text: str) -> None:
     figure.supxlabel(text, fontsize=7.5, color="0.35", x=0.01, ha="left")
 
 
-def store(figure: Figure, path: Path) -> Path:
+def store(figure: Figure, path: Path | str) -> Path:
     """The figure as it is; the same figure gives the same file."""
     from matplotlib import rc_context
 
+    path = Path(path)
     kind = path.suffix.removeprefix(".")
     # An SVG says when it was made and draws names of its parts at random, unless told not to.
     dateless: Mapping[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
