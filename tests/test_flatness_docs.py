@@ -35,7 +35,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 OVERVIEW = DOCS / "flatness.md"
 PAGES = sorted((DOCS / "flatness").glob("*.md"))
 SKELETON = ["Formula", "Where it acts", "Cost", "Options", "Zero strength", "Paper, code, here", "Use it"]
-LEARNERS = [name for name in OPTIMIZERS.names() if name != "sgd"]
+LEARNERS = [name for name in OPTIMIZERS.names() if name not in ("sgd", "adamw")]  # those that seek flat minima
 OBJECTIVES = ("at", "trades", "mart", "alp")
 
 
@@ -160,7 +160,7 @@ def make(method: str, options: dict[str, Any]) -> None:
     if method in FLATNESS:
         FLATNESS.make(method, **options)
     elif method in OPTIMIZERS:
-        load_recipe("digits_at", {"optimizer": {"name": method, "momentum": 0, **options}})
+        load_recipe("digits_at", {"optimizer": {"name": method, **options}})
     else:
         load_recipe("digits_at", {"attack": {"name": "langevin", **options}})
 
@@ -200,7 +200,7 @@ def counted(objective: str, methods: tuple[str, ...]) -> tuple[int, int]:
     keys: dict[str, Any] = {"flatness": [m for m in methods if m in FLATNESS]}
     keys["attack"] = {"name": "langevin", "steps": 10} if "langevin" in methods else {"steps": 10}
     if learner := next((m for m in methods if m in OPTIMIZERS), None):
-        keys["optimizer"] = {"name": learner, "momentum": 0}
+        keys["optimizer"] = {"name": learner}
     small = {"train.batch_size": 16, "data.limit": 16, "data.held_out": 20}
     job = build_job(load_recipe(f"digits_{objective}", {**small, **keys}), folder=Path("unused"))
     counts = [0, 0]

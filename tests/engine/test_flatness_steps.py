@@ -263,13 +263,14 @@ def test_every_combination_trains_finite_and_deterministic(
     "keys",
     [
         {"optimizer": {"name": "entropy_sgd", "steps": 3}},
-        {"optimizer": {"name": "sgld", "momentum": 0, "noise": 1e-3}},
+        {"optimizer": {"name": "sgld", "noise": 1e-3}},
+        {"optimizer": {"name": "adamw"}, "flatness": ["awp", "rat", "trh", "swa"]},
         {"attack": {"name": "langevin", "steps": 3}},
         {"attack": {"name": "langevin", "steps": 3}, "flatness": ["awp", "rat", "trh", "swa"]},
         {"optimizer": {"name": "entropy_sgd", "steps": 2}, "flatness": ["awp", "s2o"]},
         {"flatness": [{"name": "rat", "terms": "exact", "sigma": 0.01}]},
     ],
-    ids=["entropy_sgd", "sgld", "atent", "atent+all", "entropy_sgd+awp", "rat exact"],
+    ids=["entropy_sgd", "sgld", "adamw+all", "atent", "atent+all", "entropy_sgd+awp", "rat exact"],
 )
 @pytest.mark.parametrize("objective", ["at", "trades"])
 def test_optimizers_inner_attacks_and_dear_modes_too(

@@ -21,6 +21,7 @@ KILLED, DONE, REFUSED = -signal.SIGKILL, 0, 3
 # Random moments: 4 epochs and a state after every step. Moments of writing: 2 epochs and a state after each.
 LONG = {"train.save_seconds": 1e-9}
 SHORT = {"train.epochs": 2, "train.batch_size": 48}
+ADAMW = {**LONG, "optimizer": {"name": "adamw", "lr": 0.01}}
 
 
 class Trainer:
@@ -79,17 +80,17 @@ def whole(
     return get
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "how"), [(0, LONG), (1, LONG), (2, ADAMW)], ids=["0", "1", "adamw"])
 def test_killed_at_random_moments(
-    trainer: Trainer, whole: Callable[..., Any], tmp_path: Path, snapshot: Shot, seed: int
+    trainer: Trainer, whole: Callable[..., Any], tmp_path: Path, snapshot: Shot, seed: int, how: dict[str, Any]
 ) -> None:
     """Three processes, each killed a random while after a random step; each begins where the last was saved."""
-    undisturbed = whole(LONG)
+    undisturbed = whole(how)
     rng = random.Random(f"kill {seed}")
     for life, steps in enumerate(sorted(rng.sample(range(11), 3))):
         moment = {"steps": steps, "seconds": rng.uniform(0, 0.02)}
-        assert trainer.train(tmp_path / "run", LONG, resume=life > 0, kill_after=moment) == KILLED, trainer.said()
-    assert trainer.train(tmp_path / "run", LONG, resume=True) == DONE, trainer.said()
+        assert trainer.train(tmp_path / "run", how, resume=life > 0, kill_after=moment) == KILLED, trainer.said()
+    assert trainer.train(tmp_path / "run", how, resume=True) == DONE, trainer.said()
     assert snapshot(tmp_path / "run") == undisturbed
     assert RunFolder(tmp_path / "run").run().status == "finished"
 

@@ -1,4 +1,4 @@
-"""Whole updates against backpropagation, projected ascent and SGD written out in numpy, in double precision."""
+"""Whole updates against backpropagation, projected ascent, SGD and AdamW written out in numpy, in double precision."""
 
 from __future__ import annotations
 
@@ -104,6 +104,24 @@ class ReferenceSGD:
         return new
 
 
+class ReferenceAdamW:
+    """m = b1*m + (1 - b1)*g, v = b2*v + (1 - b2)*g^2, both over 1 - b^t; w -= lr*(decay*w + m/(sqrt(v) + eps))."""
+
+    def __init__(self, *, lr: float, betas: list[float], eps: float, weight_decay: float, decay_on: str) -> None:
+        self.lr, self.betas, self.eps, self.decay, self.on = lr, betas, eps, weight_decay, decay_on
+        self.t, self.m, self.v = 0, Weights(), Weights()
+
+    def step(self, w: Weights, grads: Weights) -> Weights:
+        self.t, (b1, b2), new = self.t + 1, self.betas, {}
+        for k, g in grads.items():
+            self.m[k] = b1 * self.m.get(k, 0.0) + (1 - b1) * g
+            self.v[k] = b2 * self.v.get(k, 0.0) + (1 - b2) * g * g
+            decay = self.decay if self.on == "all" or k.endswith("weight") else 0.0
+            ahead = (self.m[k] / (1 - b1**self.t)) / (np.sqrt(self.v[k] / (1 - b2**self.t)) + self.eps)
+            new[k] = w[k] - self.lr * (decay * w[k] + ahead)
+        return new
+
+
 def moons_job(folder: Path, objective: str, **optimizer: Any) -> Job:
     """Two moons on the dense network, in double precision."""
     changes = {
@@ -137,19 +155,24 @@ def weights(job: Job) -> Weights:
         {"momentum": 0.8, "weight_decay": 0.05, "nesterov": True, "decay_on": "all"},
         {"momentum": 0.8, "weight_decay": 0.05, "nesterov": True, "decay_on": "weights"},
         {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "decay_on": "all"},
+        {"name": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 5e-4, "decay_on": "all"},
+        {"name": "adamw", "betas": [0.5, 0.9], "eps": 1e-4, "weight_decay": 0.5, "decay_on": "weights"},
     ],
-    ids=["usual", "weights", "nesterov", "nesterov-weights", "plain"],
+    ids=["usual", "weights", "nesterov", "nesterov-weights", "plain", "adamw", "adamw-weights"],
 )
 def test_three_updates(tmp_path: Path, objective: str, optimizer: dict[str, Any]) -> None:
-    job = moons_job(tmp_path, objective, **optimizer)
+    name = optimizer.get("name", "sgd")
+    lr = {"sgd": 0.3, "adamw": 0.02}[name]
+    job = moons_job(tmp_path, objective, **optimizer, lr=lr)
     job.model.train()
-    expected, sgd = weights(job), ReferenceSGD(lr=0.3, **optimizer)
+    kind = {"sgd": ReferenceSGD, "adamw": ReferenceAdamW}[name]
+    expected, reference = weights(job), kind(lr=lr, **{k: v for k, v in optimizer.items() if k != "name"})
     before = expected
     for step, batch in enumerate(batches(job)):
         gen = job.seed.child("attack", step).samples(batch.ids).child("restart", 0)
         draw = {"uniform": gen.uniform(batch.x).numpy(), "normal": gen.normal(batch.x).numpy()}
         grads = GRADIENTS[objective](expected, batch.x.numpy(), batch.y.numpy(), draw.__getitem__)
-        expected = sgd.step(expected, grads)
+        expected = reference.step(expected, grads)
         train_step(job, batch, step=step, guard=True)
         for name, got in weights(job).items():
             np.testing.assert_allclose(got, expected[name], rtol=0, atol=1e-10, err_msg=f"{name} after step {step}")

@@ -25,6 +25,8 @@ ATTACK = (*SIZES, "attack.steps=3", "threat={norm: l2, eps: 0.5}")
 METHODS = ("at", "trades", "mart", "alp", "at_awp", "at_sam", "atent", "trades_rat", "trades_s2o", "trades_trh")
 CASES = {name: [f"digits_{name}", PLAIN, *ATTACK] for name in (*METHODS, "trades_awp_rat_swa")}
 CASES |= {name: [f"digits_{name}", PLAIN, *SIZES] for name in ("standard", "entropy_sgd", "gat")}
+# Where gradients are almost 0, their rounding decides the direction of a step unless eps is above it.
+CASES["adamw"] = ["digits_at_awp", PLAIN, *ATTACK, "optimizer={name: adamw, lr: 0.01, eps: 1e-3, weight_decay: 0.1}"]
 CASES["batchnorm"] = ["digits_standard", "train.batch_size=32", "train.max_steps=1", "optimizer.lr=0"]
 # RAT's matrices come from differences of nearly equal numbers, which magnify rounding.
 CLOSE = dict.fromkeys(CASES, 1e-5) | {"trades_rat": 1e-3, "trades_awp_rat_swa": 1e-3}

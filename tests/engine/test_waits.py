@@ -49,7 +49,7 @@ REST: dict[str, dict[str, Any]] = {
     "atent": {"attack": {"name": "langevin"}},
     "gaussian noise": {"attack": {"name": "gaussian"}},
     "entropy_sgd": {"optimizer": {"name": "entropy_sgd"}},
-    "sgld": {"optimizer": {"name": "sgld", "momentum": 0}},
+    "sgld": {"optimizer": {"name": "sgld"}},
     "mixup": {"data__augment__mixup": 0.5},
     "augmentation": {"data__augment": {"crop": 1, "flip": True, "cutout": 2, "rotation": 10, "erase": 0.5}},
     "label smoothing": {"objective": {"name": "at", "label_smoothing": 0.1}},

@@ -30,6 +30,7 @@ def groups(params: list[Tensor]) -> list[dict[str, Any]]:
     ("name", "kind", "options"),
     [
         ("sgd", torch.optim.SGD, ("lr", "momentum", "weight_decay", "nesterov")),
+        ("adamw", torch.optim.AdamW, ("lr", "betas", "eps", "weight_decay")),
         (
             "entropy_sgd",
             EntropySGD,
@@ -52,7 +53,7 @@ def test_every_row(name: str, kind: type, options: tuple[str, ...]) -> None:
 
 
 def test_the_rows_are_these() -> None:
-    assert OPTIMIZERS.names() == ["sgd", "entropy_sgd", "sgld"]
+    assert OPTIMIZERS.names() == ["sgd", "adamw", "entropy_sgd", "sgld"]
     assert all(row.summary for row in OPTIMIZERS)
 
 
@@ -80,6 +81,7 @@ def test_sgd_needs_no_seed() -> None:
 
 TRAINED = [
     ("sgd", {"lr": 0.5, "momentum": 0.9}),
+    ("adamw", {"lr": 0.05, "weight_decay": 0.1}),
     ("entropy_sgd", {"lr": 1.0, "momentum": 0.9, "noise": 1e-3, "gamma_growth": 1e-3, "outer": "code"}),
     ("sgld", {"lr": 1.0, "noise": 1e-3}),
 ]
@@ -147,7 +149,7 @@ def test_it_trains_a_network(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("sdg", {}, "unknown optimizer 'sdg'; known: entropy_sgd, sgd, sgld; did you mean 'sgd'"),
+        ("sdg", {}, "unknown optimizer 'sdg'; known: adamw, entropy_sgd, sgd, sgld; did you mean 'sgd'"),
         ("sgd", {"momentun": 0.9}, "option of optimizer 'sgd': 'momentun'.*did you mean 'momentum'"),
         ("sgd", {"dampening": 0.1}, "option of optimizer 'sgd': 'dampening'"),
         ("sgd", {"lr": float("nan")}, "sgd lr must be a number >= 0, got nan"),

@@ -122,7 +122,7 @@ def test_unknown_recipe_gets_a_hint_and_bases_are_not_offered() -> None:
             "data.extra: extra_fraction=0.001 of batch_size=64 is 0",
         ),
         ("digits_at", "data.extra={file: x.npz, fraction: 0.999}", "choose a fraction that leaves 1..63"),
-        ("digits_at", "optimizer.name=adam", "optimizer.name: unknown optimizer 'adam'; known: entropy_sgd, sgd, sgld"),
+        ("digits_at", "optimizer.name=adam", "optimizer.name: unknown optimizer 'adam'; known: adamw, entropy"),
         ("digits_at", "optimizer={momentum: 0, nesterov: true}", "nesterov needs momentum > 0"),
         ("digits_at", "schedule={name: piecewise, milestones: [8, 5]}", "schedule: milestones must rise"),
         ("digits_at", "train=5", "train: got 5"),

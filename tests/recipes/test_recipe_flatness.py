@@ -125,9 +125,13 @@ def test_without_flatness_nothing_changes_its_name() -> None:
             {"optimizer": {"name": "entropy_sgd", "outer": "paper", "gamma": 0}},
             "gamma 0 with outer: paper moves nothing",
         ),
-        ("digits_at", {"optimizer.name": "entropy"}, "unknown optimizer 'entropy'; known: entropy_sgd, sgd, sgld"),
+        ("digits_at", {"optimizer.name": "entropy"}, "unknown optimizer 'entropy'; known: adamw, entropy_sgd, sgd"),
         ("digits_at", {"optimizer.steps": 5}, "optimizer.steps: unknown key 'steps'"),
-        ("digits_at", {"optimizer.name": "sgld"}, "sgld has no momentum, got 0.9; set optimizer.momentum=0"),
+        (
+            "digits_at",
+            {"optimizer": {"name": "sgld", "momentum": 0.9}},
+            "sgld has no momentum, got 0.9; set optimizer.momentum=0",
+        ),
         ("digits_at", {"optimizer.name": "entropy_sgd", "optimizer.steps": 0}, "got 0"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Level 1: optimizers beyond SGD whose update is itself a flatness method."""
+"""Level 1: the optimizers: SGD, AdamW, and those whose update is itself a flatness method."""

@@ -11,7 +11,9 @@ from flatrock.core.layout import laid_out
 from flatrock.core.own import Own
 from flatrock.core.registry import Registry
 from flatrock.core.rng import Seed
+from flatrock.optimizers.adamw import adamw
 from flatrock.optimizers.entropy_sgd import EntropySGD, check_sgd
+from flatrock.optimizers.fused import fused_on_gpu
 from flatrock.optimizers.sgld import SGLD
 
 
@@ -50,10 +52,7 @@ def sgd(
     """torch's own SGD, on a GPU the fused one. It draws nothing: `seed` is taken because every optimizer here does."""
     check_sgd("sgd", lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     options: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
-    made = torch.optim.SGD(params, **options)
-    on_gpu = all(p.is_cuda for group in made.param_groups for p in group["params"])
-    groups = [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in made.param_groups]
-    return FusedSGD(groups, **options) if on_gpu else made
+    return fused_on_gpu(torch.optim.SGD(params, **options), FusedSGD, options)
 
 
 OWN = Own[torch.optim.Optimizer](
@@ -66,6 +65,7 @@ OWN = Own[torch.optim.Optimizer](
 )
 OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer", OWN)
 OPTIMIZERS.add("sgd", sgd, "gradient descent with momentum")
+OPTIMIZERS.add("adamw", adamw, "steps of about lr per weight, decay apart from them", cite="Loshchilov 2019")
 OPTIMIZERS.add(
     "entropy_sgd", EntropySGD, "descent on local entropy, estimated by Langevin steps", cite="Chaudhari 2017"
 )
@@ -75,3 +75,8 @@ OPTIMIZERS.add("sgld", SGLD, "gradient descent with Gaussian noise that samples 
 def own_options(name: str) -> tuple[str, ...]:
     """What a recipe may set: all options but the parameters and the seed, which come from the run."""
     return tuple(o for o in OPTIMIZERS.entry(name).options() if o not in ("params", "seed"))
+
+
+def lacks(name: object, option: str) -> bool:
+    """Whether this is an optimizer of ours without such an option; what one of the user's has only its code knows."""
+    return isinstance(name, str) and name in OPTIMIZERS and option not in own_options(name)

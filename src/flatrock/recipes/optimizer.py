@@ -12,10 +12,7 @@ from flatrock.core.guests import is_own
 from flatrock.core.rng import Seed
 from flatrock.engine.loss import decayed
 from flatrock.optimizers.catalog import OPTIMIZERS
-from flatrock.recipes.schema import Optimizer
-
-# Keys of the section that are options of those optimizers that have them.
-SHARED = ("momentum", "nesterov")
+from flatrock.recipes.schema import SHARED, Optimizer
 
 
 def build_optimizer(section: Optimizer, model: nn.Module, seed: Seed) -> torch.optim.Optimizer:

@@ -7,8 +7,9 @@ from typing import Any
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
+from flatrock.recipes.keys import Named
 from flatrock.recipes.read import read_yaml
-from flatrock.recipes.schema import Named, Recipe
+from flatrock.recipes.schema import Recipe
 
 
 def spelled_out(key: str, value: Any) -> Any:
@@ -58,7 +59,7 @@ def _lasting(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mappin
     before = old.get("name", None if usual == "auto" else usual)
     if new["name"] == before:
         return old
-    return {k: v for k, v in old.items() if k in kind.model_fields and k not in kind.its_own}
+    return {k: v for k, v in old.items() if kind.stays(k, new["name"])}
 
 
 def _method(methods: list[Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:

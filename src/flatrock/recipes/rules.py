@@ -25,6 +25,7 @@ from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.draft import Draft
+from flatrock.recipes.keys import Named
 from flatrock.recipes.optimizer import build_optimizer, trial_model
 from flatrock.recipes.own import check_loss, check_rates
 from flatrock.recipes.pieces import data_shape, model_options
@@ -33,7 +34,6 @@ from flatrock.recipes.schema import (
     EngineKeys,
     Evaluate,
     InnerAttack,
-    Named,
     Network,
     Optimizer,
     Select,

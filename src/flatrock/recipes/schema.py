@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from flatrock.core.bands import Band, bands_text
-from flatrock.core.errors import ConfigError
 from flatrock.core.guests import is_own
-from flatrock.core.numbers import number, scalar
-
-
-def _number(value: Any) -> float:
-    try:
-        return number(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("but it must be a whole number")
-    return scalar(value) if isinstance(value, str) else value
+from flatrock.optimizers.catalog import lacks
+from flatrock.recipes.keys import Named, Number, Section, Whole, to_number
 
 
 def _folder_name(value: str) -> str:
@@ -33,44 +20,6 @@ def _folder_name(value: str) -> str:
             "run goes is said by --run-dir"
         )
     return value
-
-
-Number = Annotated[float, BeforeValidator(_number)]
-Whole = Annotated[int, BeforeValidator(_whole)]
-
-
-class Section(BaseModel):
-    """A group of keys; unknown keys are faults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Named(BaseModel):
-    """A thing chosen by name; the other keys are its options, checked against its registry."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    # Declared keys that are of the thing named all the same, and go with its options where another is named above it.
-    its_own: ClassVar[tuple[str, ...]] = ()
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spelled_alike(cls, values: Any) -> Any:
-        """1/255 in a file and on the command line are the same choice, so they are stored, and hash, alike."""
-        if not isinstance(values, Mapping):
-            return values
-        return {k: v if k in cls.model_fields else _read(v) for k, v in values.items()}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Every key but the declared ones."""
-        return dict(self.model_extra or {})
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, str):
-        return scalar(value)
-    return [_read(v) for v in value] if isinstance(value, list) else value
 
 
 def _named(value: Any) -> Any:
@@ -84,7 +33,7 @@ AttackSpec = Annotated[str | dict[str, Any], BeforeValidator(_named)]
 
 
 def _band(value: Any) -> Band:
-    ends = [_number(end) for end in value] if isinstance(value, list | tuple) else []
+    ends = [to_number(end) for end in value] if isinstance(value, list | tuple) else []
     if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 100:
         raise ValueError("but a band is [lowest, highest] in percent of the test set, such as [97.5, 99.0]")
     return ends[0], ends[1]
@@ -166,10 +115,15 @@ class InnerAttack(Named):
     bn_mode: Literal["eval", "train", "frozen"] = "eval"
 
 
+# Keys of the optimizer section that are options of those optimizers that have them.
+SHARED = ("momentum", "nesterov")
+
+
 class Optimizer(Named):
     """The update rule; keys beyond these are options of the optimizer named.
 
-    `decay_on: weights` spares biases and BatchNorm. l1 and l2 are penalties on weights, added to the loss.
+    Those that some optimizers lack (SHARED) are 0 where they are left out and the one named lacks them. `decay_on:
+    weights` spares biases and BatchNorm. l1 and l2 are penalties on weights, added to the loss.
     """
 
     name: str = "sgd"
@@ -181,9 +135,22 @@ class Optimizer(Named):
     l1: Annotated[Number, Field(ge=0)] = 0.0
     l2: Annotated[Number, Field(ge=0)] = 0.0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_those_that_have_it(cls, values: Any) -> Any:
+        """Nothing that was not asked for is in the way, and the stored recipe says that there is none."""
+        if not isinstance(values, Mapping):
+            return values
+        return {**{key: 0 for key in SHARED if lacks(values.get("name"), key)}, **values}
+
+    @classmethod
+    def stays(cls, key: str, name: object) -> bool:
+        """Momentum goes where an optimizer without is named."""
+        return super().stays(key, name) and not (key in SHARED and lacks(name, key))
+
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> Optimizer:
-        if self.nesterov and self.momentum == 0:
+        if self.nesterov and self.momentum == 0 and not lacks(self.name, "nesterov"):
             raise ValueError("nesterov needs momentum > 0")
         return self
 

@@ -10,10 +10,11 @@ from flatrock.core.errors import ConfigError, StateError
 from flatrock.engine.folder import RunFolder
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.keys import Named
 from flatrock.recipes.load import recipe_names
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.restore import facts, open_checkpoint, restored
-from flatrock.recipes.schema import Named, Network, Recipe
+from flatrock.recipes.schema import Network, Recipe
 
 
 @dataclass(frozen=True)
