@@ -35,7 +35,7 @@ def expected(run: Run) -> dict[str, list[tuple[int, float]]]:
     tags: dict[str, list[tuple[int, float]]] = {}
     for r in run.records:
         values = {
-            **{f"loss/{k}": v for k, v in r.terms.items()},
+            **{k if k == "grad_norm" else f"loss/{k}": v for k, v in r.terms.items()},
             "lr": r.lr,
             "accuracy/running": r.running_accuracy,
             "accuracy/clean": r.clean,
@@ -55,7 +55,9 @@ def next_second() -> None:
 
 
 def test_events_are_the_records(make_job: MakeJob, tmp_path: Path) -> None:
-    run = train(make_job(tmp_path / "run", train__tensorboard=True, train__epochs=3, select__every=2))
+    keys = {"train__tensorboard": True, "train__epochs": 3, "select__every": 2, "train__clip_norm": 1}
+    run = train(make_job(tmp_path / "run", **keys))
+    assert "grad_norm" in scalars(tmp_path / "run")
     assert [r.robust is None for r in run.records] == [True, False, False]
     assert scalars(tmp_path / "run") == expected(run)
 

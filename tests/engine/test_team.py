@@ -27,6 +27,8 @@ CASES = {name: [f"digits_{name}", PLAIN, *ATTACK] for name in (*METHODS, "trades
 CASES |= {name: [f"digits_{name}", PLAIN, *SIZES] for name in ("standard", "entropy_sgd", "gat")}
 # Where gradients are almost 0, their rounding decides the direction of a step unless eps is above it.
 CASES["adamw"] = ["digits_at_awp", PLAIN, *ATTACK, "optimizer={name: adamw, lr: 0.01, eps: 1e-3, weight_decay: 0.1}"]
+# The norm is that of the whole batch, also in every inner step.
+CASES |= {f"{name}, clipped": [*CASES[name], "train.clip_norm=0.1"] for name in ("at_awp", "entropy_sgd")}
 CASES["batchnorm"] = ["digits_standard", "train.batch_size=32", "train.max_steps=1", "optimizer.lr=0"]
 # RAT's matrices come from differences of nearly equal numbers, which magnify rounding.
 CLOSE = dict.fromkeys(CASES, 1e-5) | {"trades_rat": 1e-3, "trades_awp_rat_swa": 1e-3}

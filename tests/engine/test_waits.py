@@ -54,6 +54,7 @@ REST: dict[str, dict[str, Any]] = {
     "augmentation": {"data__augment": {"crop": 1, "flip": True, "cutout": 2, "rotation": 10, "erase": 0.5}},
     "label smoothing": {"objective": {"name": "at", "label_smoothing": 0.1}},
     "clean tick": {"train__clean_tick": True},
+    "clipped gradients": {"train__clip_norm": 0.1},
     "l1 and l2": {"optimizer": {"l1": 1e-4, "l2": 1e-4}},
 }
 

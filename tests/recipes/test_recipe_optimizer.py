@@ -86,3 +86,11 @@ def test_options_decide_the_hash() -> None:
 def test_what_an_optimizer_keeps_of_its_base_is_as_before() -> None:
     """The recipe below has no momentum, and Entropy-SGD is asked for without a word about it."""
     assert load_recipe("mnist_entropy_sgd").optimizer.momentum == load_recipe("mnist_sgd").optimizer.momentum == 0
+
+
+@pytest.mark.parametrize("key", ["train.clip_norm"])
+def test_later_choices_of_training_are_in_the_hash_where_they_are_made(key: str) -> None:
+    plain = recipe_hash(load_recipe("digits_at"))
+    assert recipe_hash(load_recipe("digits_at", {key: None})) == plain
+    assert recipe_hash(load_recipe("digits_at", {key: 8})) != plain
+    assert key.split(".")[1] not in load_recipe("digits_at").training_keys()["train"]

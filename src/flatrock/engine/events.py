@@ -10,6 +10,7 @@ from typing import Any
 from flatrock.core.errors import StateError
 from flatrock.core.progress import Progress
 from flatrock.core.runs import EpochRecord
+from flatrock.engine.loss import GRAD_NORM
 
 
 class EventLog:
@@ -36,7 +37,7 @@ class EventLog:
         if self._writer is None:
             return
         values = {
-            **{f"loss/{name}": value for name, value in record.terms.items()},
+            **{name if name == GRAD_NORM else f"loss/{name}": value for name, value in record.terms.items()},
             "lr": record.lr,
             "accuracy/running": record.running_accuracy,
             "accuracy/clean": record.clean,

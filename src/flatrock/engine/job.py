@@ -83,6 +83,7 @@ class Job:
     keep: Keep
     save_seconds: float
     tensorboard: bool
+    clip_norm: float | None = None  # the largest norm of a gradient that is stepped on
     helper: Helper | None = None
     selected_from: int = 0  # samples the best epoch is chosen on
     notes: tuple[str, ...] = ()  # what is known before the first step of how it will go, each with its code

@@ -16,6 +16,9 @@ from flatrock.core.types import LABEL_TERMS, Attack, Objective, Parts, Point, Vi
 from flatrock.engine.job import Job
 from flatrock.engine.runner import Runner
 
+# What the norm of a gradient is called among the terms of a loss, where gradients are clipped.
+GRAD_NORM = "grad_norm"
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -97,7 +100,10 @@ def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> 
 
 
 def descend(stage: Stage, points: Sequence[Point]) -> Descent:
-    """Leave the gradient of the whole loss in `.grad`; points are differentiated one by one to hold one graph only."""
+    """Leave the gradient of the whole loss in `.grad`, clipped if the recipe says so.
+
+    Points are differentiated one by one to hold one graph only.
+    """
     job = stage.job
     job.optimizer.zero_grad(set_to_none=True)
     losses: dict[str, Tensor] = {}
@@ -113,7 +119,17 @@ def descend(stage: Stage, points: Sequence[Point]) -> Descent:
         penalties.total.backward()  # type: ignore[no-untyped-call]
         _add(losses, penalties, 1.0)
     _share(stage, losses)
+    if job.clip_norm is not None:
+        losses[GRAD_NORM] = _clip(job.model, job.clip_norm)
     return Descent(losses, views)
+
+
+def _clip(model: nn.Module, most: float) -> Tensor:
+    """g <- g * min(1, most / (||g|| + 1e-6)), one norm over all parameters; the norm g had. Nobody waits for a GPU.
+
+    Of the whole batch, devices included. Only what is stepped on is clipped: an ascent takes directions of gradients.
+    """
+    return nn.utils.clip_grad_norm_(model.parameters(), most)
 
 
 def _share(stage: Stage, losses: dict[str, Tensor]) -> None:

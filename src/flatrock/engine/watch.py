@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import TrainingError
+from flatrock.engine.loss import GRAD_NORM
 from flatrock.engine.step import StepOutcome
 
 # A GPU is asked this often, and its answer looked at when it is there: nobody waits. The CPU is asked at every step.
@@ -106,7 +107,10 @@ def _refuse(pending: Pending) -> None:
     for step, names, finite in pending:
         bad = [name for name, ok in zip(names, finite.tolist(), strict=True) if not ok]
         if bad:
-            culprits = [b for b in bad if b != "total"] or bad
+            if bad == [GRAD_NORM]:
+                text = f"the gradient became non-finite at step {step}, not the loss; lower optimizer.lr"
+                raise TrainingError(text, step=step)
+            culprits = [b for b in bad if b not in ("total", GRAD_NORM)] or bad
             raise TrainingError(
                 f"the loss became non-finite at step {step}: term {', '.join(culprits)}; "
                 "lower optimizer.lr or the term's weight",

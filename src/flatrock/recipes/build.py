@@ -115,6 +115,7 @@ def _as_said(recipe: Recipe) -> dict[str, Any]:
         "l2": recipe.optimizer.l2,
         "mixup_alpha": recipe.data.augment.mixup,
         "clean_tick": recipe.train.clean_tick,
+        "clip_norm": recipe.train.clip_norm,
         "probe_every": recipe.select.every,
         "selected_on": recipe.select.data,
         "select_metric": recipe.select.metric,

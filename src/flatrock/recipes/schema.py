@@ -178,6 +178,8 @@ class Train(Section):
     max_steps: Annotated[Whole, Field(ge=1)] | None = None
     # One more train-mode pass of the clean batch after the step, as the AWP and ATENT code makes for its logs.
     clean_tick: bool = False
+    # The largest norm, over all parameters together, of a gradient that is stepped on; none: as it comes.
+    clip_norm: Annotated[Number, Field(gt=0)] | None = None
     keep: KeepKeys = KeepKeys()
     save_seconds: Annotated[Number, Field(gt=0)] = 120.0
     tensorboard: bool = True
@@ -256,8 +258,9 @@ class Recipe(Section):
         if model["weights"] is not None:
             model["weights"] = "given"  # the same
         # Choices that came later: runs from before are those without.
-        later = ((keys, "flatness"), (train, "clean_tick"), (augment, "shift"), (augment, "erase"))
-        for section, key in (*later, (objective, "label_smoothing"), (model, "weights")):
+        later = [(keys, "flatness"), (objective, "label_smoothing"), (model, "weights")]
+        later += [(train, "clean_tick"), (train, "clip_norm"), (augment, "shift"), (augment, "erase")]
+        for section, key in later:
             if not section.get(key):
                 section.pop(key, None)
         return keys
