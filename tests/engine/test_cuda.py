@@ -126,10 +126,13 @@ def test_batches_come_without_waiting(make_recipe: MakeRecipe, tmp_path: Path) -
         assert len(list(epoch)) == len(job.loader) - 1
 
 
+@pytest.mark.parametrize("optimizer", [{"lr": 0.4}, {"name": "adamw", "lr": 0.01}], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("engine", [REFERENCE, FAST], ids=["reference", "fast"])
-def test_a_stopped_run_goes_on(make_recipe: MakeRecipe, tmp_path: Path, stopper: Any, engine: dict[str, Any]) -> None:
-    """Momentum, average and statistics come back in a layout the kernels take."""
-    recipe = make_recipe(flatness=METHODS["swa"], **engine)
+def test_a_stopped_run_goes_on(
+    make_recipe: MakeRecipe, tmp_path: Path, stopper: Any, engine: dict[str, Any], optimizer: dict[str, Any]
+) -> None:
+    """Momentum, moments, average and statistics come back in a layout the kernels take."""
+    recipe = make_recipe(flatness=METHODS["swa"], optimizer=optimizer, **engine)
 
     def job(name: str) -> Job:
         return build_job(recipe, folder=tmp_path / name, device="cuda")
@@ -156,6 +159,32 @@ def test_fast_steps_on_several_points(make_recipe: MakeRecipe, tmp_path: Path, f
     reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 6)
     fast = losses(build_job(make_recipe(**keys, **FAST), folder=tmp_path / "b", device="cuda"), 6)
     assert fast == pytest.approx(reference, rel=0.05)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fast_steps_in_parts(make_recipe: MakeRecipe, tmp_path: Path, method: str) -> None:
+    """Parts are compiled, and run again on the way back; gradients of one must not change when the next comes."""
+    keys = {"objective": {"name": "trades", "beta": 3}, "flatness": METHODS[method], "train__micro_batch": 8}
+    reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 6)
+    job = build_job(make_recipe(**keys, **FAST), folder=tmp_path / "b", device="cuda")
+    assert losses(job, 6) == pytest.approx(reference, rel=0.05)
+    assert job.runner.findings == {}
+
+
+@pytest.mark.parametrize("engine", [REFERENCE, FAST], ids=["reference", "fast"])
+def test_nobody_waits_for_parts_clipping_or_adamw(
+    make_recipe: MakeRecipe, tmp_path: Path, engine: dict[str, Any]
+) -> None:
+    keys = {"objective": {"name": "trades"}, "optimizer": {"name": "adamw", "lr": 1e-3}, "flatness": METHODS["awp"]}
+    keys |= {"train__micro_batch": 8, "train__clip_norm": 1.0}
+    job = build_job(make_recipe(**keys, **engine), folder=tmp_path / "run", device="cuda")
+    job.model.train()
+    ready = [batch for batch, _ in zip(batches(job), range(12), strict=False)]
+    for step in range(12):  # warm-up: compiling and recording
+        train_step(job, ready[step], step=step, guard=False)
+    with no_waiting():
+        for step in range(12, 24):
+            train_step(job, ready[step - 12], step=step, guard=False)
 
 
 @pytest.mark.parametrize("bn_mode", ["train", "frozen"])

@@ -29,9 +29,12 @@ CASES |= {name: [f"digits_{name}", PLAIN, *SIZES] for name in ("standard", "entr
 CASES["adamw"] = ["digits_at_awp", PLAIN, *ATTACK, "optimizer={name: adamw, lr: 0.01, eps: 1e-3, weight_decay: 0.1}"]
 # The norm is that of the whole batch, also in every inner step.
 CASES |= {f"{name}, clipped": [*CASES[name], "train.clip_norm=0.1"] for name in ("at_awp", "entropy_sgd")}
+# Each process has its part of a batch go through the network in parts.
+IN_PARTS = ("at_awp", "trades_s2o", "trades_awp_rat_swa")
+CASES |= {f"{name}, in parts": [*CASES[name], "train.micro_batch=6"] for name in IN_PARTS}
 CASES["batchnorm"] = ["digits_standard", "train.batch_size=32", "train.max_steps=1", "optimizer.lr=0"]
 # RAT's matrices come from differences of nearly equal numbers, which magnify rounding.
-CLOSE = dict.fromkeys(CASES, 1e-5) | {"trades_rat": 1e-3, "trades_awp_rat_swa": 1e-3}
+CLOSE = dict.fromkeys(CASES, 1e-5) | {name: 1e-3 for name in CASES if "rat" in name}
 
 Tensors = dict[str, Tensor]
 

@@ -55,6 +55,8 @@ REST: dict[str, dict[str, Any]] = {
     "label smoothing": {"objective": {"name": "at", "label_smoothing": 0.1}},
     "clean tick": {"train__clean_tick": True},
     "clipped gradients": {"train__clip_norm": 0.1},
+    "parts": {"train__micro_batch": 6},
+    "parts of a stack": {"train__micro_batch": 6, "objective": {"name": "trades"}, "flatness": FLATNESS["stack"]},
     "l1 and l2": {"optimizer": {"l1": 1e-4, "l2": 1e-4}},
 }
 

@@ -130,6 +130,18 @@ def test_arithmetic_of_a_linear_network() -> None:
     assert found.tflops * found.ms_per_step * 1e9 == pytest.approx(2 * sum(layers) + sum(layers[1:]), rel=1e-6)
 
 
+def test_arithmetic_of_parts() -> None:
+    """Each pass of the loss once more forward; what an attack does is the same."""
+    work = []
+    for steps in (1, 3):
+        words = [*SMALL, f"attack.steps={steps}"]
+        recipes = [load_recipe("digits_at", [*words, f"train.micro_batch={most}"]) for most in (64, 16)]
+        work.append([c.tflops * c.ms_per_step for c in bench(recipes, rounds=1, steps=1).costs])
+    (whole, parts), (more, further) = work
+    assert further - parts == pytest.approx(more - whole, rel=1e-6)
+    assert 1 < parts / whole < 1.5
+
+
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"steps": 0}, {"steps": 1.5}, {"rounds": True}], ids=str)
 def test_bad_options(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be a whole number of at least 1, got"):

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("case", ["refusals", "evaluations", "measurements", *(f"trainings {n}" for n in TRAINED)])
+@pytest.mark.parametrize(
+    "case", ["refusals", "evaluations", "measurements", "choices", *(f"trainings {n}" for n in TRAINED)]
+)
 def test_no_device_is_forgotten(case: str, tmp_path: Path) -> None:
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(

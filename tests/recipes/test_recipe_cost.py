@@ -107,6 +107,20 @@ def test_seconds_and_arithmetic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(shapes) == {(100, 1, 8, 8)}
 
 
+def test_parts_are_timed_and_pass_forward_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = take_seconds(monkeypatch, repeat(0.2))
+    words = ("train.batch_size=100", "train.epochs=4", "attack.steps=5", "select.attack=pgd-3", "select.every=2")
+    found = of("digits_at", *words, "train.micro_batch=30")
+    training = 4 * 1097 * (5 * 2 + 4)
+    choosing = 4 / 2 * (200 + 200) * 3 * 2
+    assert found.seconds == pytest.approx((training + choosing) * 0.2 / 25 / 2)
+    assert set(shapes) == {(25, 1, 8, 8)}, "four parts of a hundred"
+    assert found.forwards_per_step == 5 + 2
+    three = estimate(load_recipe("digits_at", [*words, "train.micro_batch=30"]), device=CPU, devices=3)
+    assert shapes[-1] == (17, 1, 8, 8), "two parts of the 34 that one of three devices has"
+    assert three.forwards_per_step == 5 + 2
+
+
 @pytest.mark.usefixtures("quick")
 def test_arithmetic_of_linear_layers() -> None:
     words = ["data.points=1000", "data.held_out=200", "train.epochs=4", "attack.steps=5", "select.attack=pgd-3"]

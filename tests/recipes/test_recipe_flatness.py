@@ -122,6 +122,16 @@ def test_without_flatness_nothing_changes_its_name() -> None:
         ),
         (
             "digits_at",
+            {"flatness": {"name": "rat", "terms": "exact", "sigma": 0.01}, "train.micro_batch": 8},
+            "flatness rat: it runs the network on the whole batch itself; leave out train.micro_batch",
+        ),
+        (
+            "moons_at",
+            {"flatness": {"name": "trh", "layers": "full", "clean": "full"}, "train.micro_batch": 8},
+            "flatness trh: it runs the network on the whole batch itself; leave out train.micro_batch",
+        ),
+        (
+            "digits_at",
             {"optimizer": {"name": "entropy_sgd", "outer": "paper", "gamma": 0}},
             "gamma 0 with outer: paper moves nothing",
         ),
@@ -166,6 +176,8 @@ def test_training_without_attack_takes_the_others(flatness: Any, tmp_path: Path)
         ({"optimizer": {"name": "entropy_sgd", "steps": 3}}, 8 + 3 * 2),
         ({"optimizer": {"name": "entropy_sgd"}}, 8 + 5 * 2),
         ({"attack": {"name": "langevin", "steps": 4}}, 4 + 4 * 2),
+        ({"flatness": "awp", "train.micro_batch": 20}, 8 + 2 * (2 + 2)),
+        ({"flatness": "awp", "train.micro_batch": 64}, 8 + 2 + 2),
     ],
 )
 def test_the_estimate_counts_what_a_method_adds(overrides: dict[str, Any], forwards: int) -> None:

@@ -88,7 +88,7 @@ def test_what_an_optimizer_keeps_of_its_base_is_as_before() -> None:
     assert load_recipe("mnist_entropy_sgd").optimizer.momentum == load_recipe("mnist_sgd").optimizer.momentum == 0
 
 
-@pytest.mark.parametrize("key", ["train.clip_norm"])
+@pytest.mark.parametrize("key", ["train.clip_norm", "train.micro_batch"])
 def test_later_choices_of_training_are_in_the_hash_where_they_are_made(key: str) -> None:
     plain = recipe_hash(load_recipe("digits_at"))
     assert recipe_hash(load_recipe("digits_at", {key: None})) == plain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,23 @@ def trainings(*names: str) -> None:
         assert {tensor.device.type for tensor in model.state_dict().values()} == {NAME}
 
 
+def choices() -> None:
+    """What no recipe of the library asks for: AdamW, SGLD, clipped gradients, batches in parts; stopped and resumed."""
+    import flatrock
+
+    def stop(record: Any) -> None:
+        raise KeyboardInterrupt
+
+    small: dict[str, Any] = {"data": {"limit": 320}, "attack": {"steps": 2}, "progress": None}
+    small |= {"threat": {"eps": 0.02}, "train": {"epochs": 2, "clip_norm": 0.5, "micro_batch": 24}}
+    for optimizer in ({"name": "adamw", "lr": 0.01}, {"name": "sgld", "noise": 1e-3}):
+        how = {**small, "optimizer": optimizer, "folder": Path("runs") / str(optimizer["name"])}
+        with suppress(KeyboardInterrupt):
+            flatrock.train("digits_trades_awp_rat_swa", **how, on_epoch=stop)
+        run = flatrock.train("digits_trades_awp_rat_swa", **how, resume=True)
+        assert [record.terms["grad_norm"] > 0 for record in run.records] == [True, True]
+
+
 def measurements() -> None:
     """The commands that look at a trained network."""
     import flatrock
@@ -188,6 +205,7 @@ CASES: dict[str, Callable[..., None]] = {
     "refusals": refusals,
     "evaluations": evaluations,
     "trainings": trainings,
+    "choices": choices,
     "measurements": measurements,
 }
 

@@ -61,26 +61,26 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Undo whatever happens to buffers inside (BatchNorm statistics, counters)."""
     held = [(m, name, buffer) for m in model.modules() for name, buffer in m.named_buffers(recurse=False)]
     buffers = [buffer for _, _, buffer in held]
-    values = _copies(buffers)
+    values = copies(buffers)
     try:
         yield
     finally:
-        _put(buffers, values)
+        put(buffers, values)
         for module, name, buffer in held:
             now = module._buffers  # of a TorchScript module no dict: it has no `get`
             if name not in now or now[name] is not buffer:  # a module may have put another tensor in its place
                 setattr(module, name, buffer)
 
 
-def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     """New tensors with these values."""
     values = [torch.empty_like(t, requires_grad=False) for t in tensors]
-    _put(values, tensors)
+    put(values, tensors)
     return values
 
 
 @torch.no_grad()
-def _put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy values into tensors, those of one kind in one launch: a network has many small ones."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -118,7 +118,7 @@ def nudged(model: nn.Module, shift: Mapping[str, Tensor], *, keep_change: bool =
     def now() -> list[Tensor]:  # asked for each time: whoever steps inside may put other data into a parameter
         return [parameters[name].detach() for name in shift]
 
-    saved = _copies(now())
+    saved = copies(now())
     moved: tuple[Tensor, ...] | list[Tensor] | None = None
     try:
         with torch.no_grad():
@@ -128,7 +128,7 @@ def nudged(model: nn.Module, shift: Mapping[str, Tensor], *, keep_change: bool =
             moved = torch._foreach_add(saved, deltas) if keep_change else None  # all that takes memory
     finally:
         if moved is None:
-            _put(now(), saved)
+            put(now(), saved)
         else:
             with torch.no_grad():
                 torch._foreach_sub_(now(), moved)

@@ -116,6 +116,11 @@ class Flatness:
         """Whether it differentiates the network more than once, which passes of a fast engine do not allow."""
         return False
 
+    @property
+    def takes_whole_batch(self) -> bool:
+        """Whether it runs the network itself, on all of a batch at once, so that batches cannot go in parts."""
+        return self.needs_reference
+
     def before_attack(self, model: nn.Module, moment: Moment) -> Shift:
         """What the attack sees is w + shift. Asked again in a step, for another attack, it gives the same."""
         return {}

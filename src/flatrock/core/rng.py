@@ -123,6 +123,17 @@ def _global_generators(device: torch.device | str) -> list[torch.Generator]:
     return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
 
 
+def layer_states(device: torch.device | str = "cpu") -> list[Tensor]:
+    """Where the generators stand that layers such as dropout draw from; to be put back, and the same is drawn again."""
+    return [g.get_state() for g in _global_generators(device)]
+
+
+def put_layer_states(device: torch.device | str, states: list[Tensor]) -> None:
+    """Inverse of layer_states; only inside `kept_global_rng`, which gives the generators back."""
+    for g, state in zip(_global_generators(device), states, strict=True):
+        g.set_state(state)
+
+
 def random_states() -> list[object]:
     """Where the global generators of torch, Python and numpy stand: who tosses a coin moves one of them."""
     states = [torch.get_rng_state()]
@@ -138,15 +149,13 @@ def kept_global_rng(device: torch.device | str = "cpu", seed: Seed | None = None
 
     Layers such as dropout, and `nn.Module` initialisers, can only draw from the global generators.
     """
-    generators = _global_generators(device)
-    states = [g.get_state() for g in generators]
+    states = layer_states(device)
     try:
         if seed is not None:
             seed_layers(seed, device)
         yield
     finally:
-        for g, state in zip(generators, states, strict=True):
-            g.set_state(state)
+        put_layer_states(device, states)
 
 
 def seed_layers(seed: Seed, device: torch.device | str = "cpu") -> None:

@@ -60,7 +60,7 @@ def _reestimate(job: Job, batches: int, step: int) -> None:
         stage = Stage(job, x, y, batch.ids, job.moment(step))
         inputs.append((x, craft(stage, {})[-1]))
     momenta = [m.momentum for m in norms]
-    runner = Runner(job.model)  # statistics in full precision, by the network as it is now
+    runner = Runner(job.model, most=job.runner.most)  # statistics in full precision, by the network as it is now
     try:
         for m in norms:
             m.reset_running_stats()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
 
 from flatrock.attacks.craft import check_crafted
 from flatrock.attacks.written import tried
 from flatrock.core.hooks import Shift
-from flatrock.core.types import PathAttack, Point
+from flatrock.core.rng import SampleGen
+from flatrock.core.types import Attack, Help, PathAttack, Point
+from flatrock.engine.helper import Helper
 from flatrock.engine.loss import Stage
+from flatrock.engine.parts import in_turn
 
 
 def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
@@ -17,19 +24,38 @@ def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
     Whatever loss is computed at these points takes the helper's word from them. The clean batch itself without attack.
     """
     points, helper = _attacked(stage, shift), stage.job.helper
-    return points if helper is None else tuple(replace(p, help=helper(stage.x, p.x_adv)) for p in points)
+    return points if helper is None else tuple(replace(p, help=_helped(stage, helper, p.x_adv)) for p in points)
 
 
 def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:
     job, attack = stage.job, stage.attack
     if attack is None:
         return (Point(stage.x),)
-    gen = job.seed.child("attack", stage.moment.step).samples(stage.ids)
+    seed, split = job.seed.child("attack", stage.moment.step), job.runner.split
     with job.runner.attacked(job.bn_mode, shift) as model:
-        if isinstance(attack, PathAttack):
-            path = attack.path(model, stage.x, stage.y, job.threat, gen)
-            return tuple(Point(p.x_adv.detach(), p.weight) for p in path)
-        return (Point(tried(attack, model, stage.x, stage.y, job.threat, gen)),)
+        parts = [
+            _path(stage, attack, model, x, y, seed.samples(ids))
+            for x, y, ids in in_turn(job.model, split(stage.x), split(stage.y), split(stage.ids))
+        ]
+    return tuple(Point(_whole([p.x_adv for p in same]), same[0].weight) for same in zip(*parts, strict=True))
+
+
+def _path(stage: Stage, attack: Attack, model: nn.Module, x: Tensor, y: Tensor, gen: SampleGen) -> tuple[Point, ...]:
+    """What an attack makes of samples that go through the network at once."""
+    if isinstance(attack, PathAttack):
+        return tuple(Point(p.x_adv.detach(), p.weight) for p in attack.path(model, x, y, stage.job.threat, gen))
+    return (Point(tried(attack, model, x, y, stage.job.threat, gen)),)
+
+
+def _helped(stage: Stage, helper: Helper, x_adv: Tensor) -> Help:
+    split = stage.job.runner.split
+    parts = [helper(x, there) for x, there in zip(split(stage.x), split(x_adv), strict=True)]
+    return Help(_whole([part.x for part in parts]), _whole([part.y for part in parts]))
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    """The batch that these are the parts of; the part itself if it is all."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def check(stage: Stage, points: tuple[Point, ...]) -> None:

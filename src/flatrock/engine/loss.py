@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from flatrock.core.borrow import kept_buffers, nudged
 from flatrock.core.errors import TrainingError, shown
 from flatrock.core.hooks import Look, Moment, Penalty, Shift, TimedAttack, TimedObjective
 from flatrock.core.types import LABEL_TERMS, Attack, Objective, Parts, Point, View, Views
 from flatrock.engine.job import Job
+from flatrock.engine.parts import running_statistics
 from flatrock.engine.runner import Runner
 
 # What the norm of a gradient is called among the terms of a loss, where gradients are clipped.
@@ -144,12 +144,6 @@ def _share(stage: Stage, losses: dict[str, Tensor]) -> None:
     for name, parameter in parameters.items():  # one that nobody has a gradient of is left to itself, as alone
         parameter.grad = shared.get(name)
     losses.update(zip(losses, values.unbind(), strict=True))
-
-
-def running_statistics(model: nn.Module) -> list[Tensor]:
-    """What BatchNorm, and InstanceNorm if it does, has gathered."""
-    norms = (m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats)
-    return [s for m in norms for s in (m.running_mean, m.running_var) if s is not None]
 
 
 def _weighted(loss: Tensor, weight: float) -> Tensor:

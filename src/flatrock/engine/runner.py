@@ -16,6 +16,7 @@ from flatrock.core.borrow import frozen, kept_buffers, mode, nudged
 from flatrock.core.errors import in_words
 from flatrock.core.hooks import Shift
 from flatrock.core.types import View
+from flatrock.engine.parts import in_parts, part_sizes
 from flatrock.models.classifier import Classifier
 from flatrock.models.joint import Joint, joint
 from flatrock.models.twin import CARRIED, Twin, faithful, probe_inputs
@@ -34,14 +35,18 @@ class Engine:
 class Runner:
     """Runs the passes of one model. The plain engine is the reference: the network itself, nothing in between.
 
-    `size` is that of full batches, for which passes are compiled. `findings` tell, by code, what could not be done.
+    No more than `most` rows go through the network at once; a larger batch does in parts. `size` is that of full
+    batches: passes are compiled for it, or for its largest part. `findings` tell, by code, what could not be done.
     """
 
-    def __init__(self, model: nn.Module, engine: Engine | None = None, *, size: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, engine: Engine | None = None, *, size: int = 0, most: int | None = None
+    ) -> None:
         self.model = model
         self.engine = engine or Engine()
+        self.most = most
         self.findings: dict[str, str] = {}
-        self._size = size
+        self._size = max(part_sizes(size, most))
         self._seconds = 0.0  # of the step that compiled
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
         self._joints: dict[int, Joint | None] = {}  # by the number of passes
@@ -75,16 +80,29 @@ class Runner:
         with _tuning(torch.backends.cudnn.benchmark or self.engine.twin):
             yield
 
+    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """What goes through the network at once: the whole, unless it has more rows than that."""
+        sizes = part_sizes(len(rows), self.most)
+        return (rows,) if len(sizes) == 1 else torch.split(rows, sizes)
+
     def view(self, x: Tensor) -> View:
         """Features and logits of one pass, float32."""
         return self.views(x)[0]
 
     def views(self, *inputs: Tensor) -> tuple[View, ...]:
-        """One pass after the other; compiled, they are one pass over the rows of all, if the network allows it."""
+        """One pass after the other; of parts if there are too many rows."""
+        sizes = part_sizes(len(inputs[0]), self.most)
+        return _paired(self.run(*inputs) if len(sizes) == 1 else in_parts(self.model, self.run, inputs, sizes))
+
+    def run(self, *inputs: Tensor) -> list[Tensor]:
+        """Features and logits of one pass after the other, of all rows at once.
+
+        Compiled, the passes are one over the rows of all inputs, if the network allows it.
+        """
         # Another size would be compiled anew; the last batch of an epoch is not worth that.
         fits = all(x.shape[0] == self._size for x in inputs)
         if not self.engine.compile or "T01" in self.findings or not fits:
-            return _paired(self._passes(*inputs))
+            return self._passes(*inputs)
         compiled = self._compiled or _compiled(self._passes)
         if len(inputs) not in self._joints:
             with _tuning(False):  # of sizes that do not come again
@@ -101,10 +119,10 @@ class Runner:
         except Exception as error:
             self.findings["T01"] = f"the network is not compiled ({in_words(error)})"
             self._compiled = None
-            return _paired(self._passes(*inputs))
+            return self._passes(*inputs)
         self._compiled = compiled
         # The next passes overwrite what these returned.
-        return _paired([tensor.clone() for tensor in seen])
+        return [tensor.clone() for tensor in seen]
 
     @contextmanager
     def attacked(self, bn_mode: str, shift: Shift) -> Iterator[nn.Module]:
@@ -225,4 +243,4 @@ class _Autocast(nn.Module):
             x = x.view_as(x)
             # A copy of the gradient, outside the memory of compiled passes, which the next pass overwrites.
             x.register_hook(torch.clone)  # type: ignore[no-untyped-call]
-        return self._runner[0].view(x).logits
+        return self._runner[0].run(x)[1]

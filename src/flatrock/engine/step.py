@@ -17,7 +17,8 @@ from flatrock.data.augment import mixup
 from flatrock.data.loader import Batch
 from flatrock.engine.craft import check, craft, merged
 from flatrock.engine.job import Job
-from flatrock.engine.loss import Stage, descend, objective_gradients, running_statistics
+from flatrock.engine.loss import Stage, descend, objective_gradients
+from flatrock.engine.parts import running_statistics
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
     x, y = mixed(job, batch, step)
     stage = Stage(job, x, y, batch.ids, job.moment(step), batch.share)
     job.optimizer.zero_grad(set_to_none=True)  # the attack may have their memory
-    if guard:
-        job.runner.check(x, job.bn_mode)
+    for part in job.runner.split(x) if guard else ():
+        job.runner.check(part, job.bn_mode)
         if job.helper is not None:
-            job.helper.check(x)
+            job.helper.check(part)
     points = _attacked(stage, {})
     if guard:
         check(stage, points)

@@ -79,6 +79,11 @@ class RAT(Flatness):
     def _adds_terms(self) -> bool:
         return self.order > 0 and self.eta > 0 and (self.terms == "top_layer" or self.sigma > 0)
 
+    @property
+    def takes_whole_batch(self) -> bool:
+        """The exact terms make passes of their own."""
+        return self._adds_terms and self.terms == "exact"
+
     def check(self, model: nn.Module) -> None:
         """There are tensors to put noise on, and the exact terms have gradients."""
         if self.sigma > 0:

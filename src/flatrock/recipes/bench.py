@@ -210,7 +210,7 @@ def _attack_ms(one: _Contestant, count: int) -> float | None:
 def _flops(one: _Contestant) -> float:
     """Multiplications and additions of a step in convolutions and matrix products, counted on the plain engine."""
     helper = None if one.job.helper is None else one.job.helper.plain()
-    plain = replace(one.job, runner=Runner(one.job.model), helper=helper)
+    plain = replace(one.job, runner=Runner(one.job.model, most=one.job.runner.most), helper=helper)
     with Arithmetic() as counter:
         train_step(plain, next(one.batches), step=one.step, guard=False)
     return float(counter.flops)

@@ -40,7 +40,7 @@ from flatrock.recipes.leak import extra_leak
 from flatrock.recipes.notes import notes
 from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.own import origins
-from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, build_schedule, recipe_hash
+from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, build_schedule, recipe_hash, rows_at_once
 from flatrock.recipes.probe import build_probe, selection_data
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.start import Start, begin
@@ -71,7 +71,7 @@ def build_job(
     model = build_model(recipe)
     start = begin(recipe, model, data, split, folder=RunFolder(target), resume=resume, progress=listener)
     check_fit(model, data)
-    _place(model, where, engine, rows=team.rows(min(recipe.train.batch_size, len(train))))
+    _place(model, where, engine, rows=rows_at_once(recipe, team, samples=len(train)))
     objective = OBJECTIVES.make(recipe.objective.name, **recipe.objective.options)
     helper = open_helper(objective, model, data.class_names, fast=engine.twin)
     threat = build_threat(recipe)
@@ -86,7 +86,7 @@ def build_job(
         num_classes=model.num_classes,
         seed=seed,
         device=where,
-        runner=Runner(model, engine, size=team.rows(recipe.train.batch_size)),
+        runner=Runner(model, engine, size=team.rows(recipe.train.batch_size), most=recipe.train.micro_batch),
         objective=objective,
         flatness=build_flatness(recipe),
         threat=threat,

@@ -21,7 +21,7 @@ from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.build import build_attack, build_engine, build_flatness, check_training
 from flatrock.recipes.optimizer import build_optimizer, trial_model
-from flatrock.recipes.pieces import build_model
+from flatrock.recipes.pieces import build_model, rows_at_once
 from flatrock.recipes.schema import Recipe
 
 # A pass is timed again and again: other processes only ever make it slower, so the best counts; how much slower all of
@@ -57,19 +57,21 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
     """
     samples = samples or _samples(recipe)
     model = build_model(recipe).to(device).eval()
-    rows = Team(0, devices).rows(recipe.train.batch_size)
+    team = Team(0, devices)
+    rows = rows_at_once(recipe, team)
+    again = int(rows < team.rows(recipe.train.batch_size))  # passes of a loss that goes in parts are made twice
     _check_training(model, rows)
     attack = build_attack(recipe)
     inner = 0 if attack is None else attack.passes(model.num_classes)
     outer, asked = _outer(recipe, inner), _helped(recipe)
     parameters = sum(p.numel() for p in model.parameters())
     if samples is None:
-        return Cost(parameters, None, None, None, inner + outer, None, None)
+        return Cost(parameters, None, None, None, inner + (1 + again) * outer, None, None)
     full, rest = divmod(samples, recipe.train.batch_size)
     per_epoch = full + (rest >= 2 * devices or (rest > 0 and recipe.data.extra is not None))  # as the loader counts
     steps = recipe.train.steps(per_epoch)
     epochs = steps / per_epoch
-    trained = epochs * samples * (inner * ATTACK_PASS + outer * TRAINING_PASS + asked)
+    trained = epochs * samples * (inner * ATTACK_PASS + outer * (TRAINING_PASS + again) + asked)
     probed = _probes(recipe, model, samples, epochs)
     flops = _flops_per_image(model, device)
     turns = _turns(trained, probed, device, devices)
@@ -79,7 +81,7 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
         samples=samples,
         steps_per_epoch=per_epoch,
         steps=steps,
-        forwards_per_step=inner + outer,
+        forwards_per_step=inner + (1 + again) * outer,
         total_flops=(trained + probed) * flops,
         seconds=turns * min(times) / size / ATTACK_PASS,
         passes=len(times),

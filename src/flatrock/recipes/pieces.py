@@ -7,8 +7,10 @@ from typing import Any
 
 from flatrock.core.files import json_text, sha256
 from flatrock.core.guests import is_own
+from flatrock.core.team import ALONE, Team
 from flatrock.data.catalog import data_options, info
 from flatrock.data.pictures import Form
+from flatrock.engine.parts import part_sizes
 from flatrock.engine.schedule import SCHEDULES, Schedule
 from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.classifier import Classifier
@@ -20,6 +22,12 @@ DEFAULT_RUNS = Path("runs")
 def recipe_hash(recipe: Recipe) -> str:
     """Identifies the keys that decide the weights."""
     return sha256(json_text(recipe.training_keys()))[:16]
+
+
+def rows_at_once(recipe: Recipe, team: Team = ALONE, *, samples: int | None = None) -> int:
+    """How many rows go through the network of a process at once: of a full batch, or of all samples if they are few."""
+    size = recipe.train.batch_size if samples is None else min(recipe.train.batch_size, samples)
+    return max(part_sizes(team.rows(size), recipe.train.micro_batch))
 
 
 def data_shape(data: Data) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ import torch
 from flatrock.attacks.catalog import ATTACKS, parse_attack
 from flatrock.attacks.craft import check_attack
 from flatrock.core.guests import is_own
+from flatrock.core.hooks import Flatness
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import THREATS
@@ -114,7 +115,7 @@ def _optimizer(draft: Draft) -> None:
 
 def _flatness(draft: Draft) -> None:
     """Every method exists and takes its options, suits the network, and gets along with the rest."""
-    made: dict[str, Any] = {}
+    made: dict[str, Flatness] = {}
     for i, section in enumerate(draft.get("flatness", tuple) or ()):
         where = f"flatness[{i}] {section.name}"
         if section.name in made:
@@ -127,6 +128,11 @@ def _flatness(draft: Draft) -> None:
                 draft.build(where, partial(method.check, draft.model))
             if draft.objective is not None:
                 draft.build(where, partial(method.check_objective, draft.objective))
+    _companions(draft, made)
+
+
+def _companions(draft: Draft, made: dict[str, Flatness]) -> None:
+    """The methods get along with each other, the objective, the engine, the size of batches and the optimizer."""
     movers = [name for name, m in made.items() if m.moves_weights]
     if len(movers) > 1:
         draft.note(f"flatness: {' and '.join(movers)} both move the weights the loss sees; keep one of them")
@@ -141,6 +147,9 @@ def _flatness(draft: Draft) -> None:
             draft.note(
                 f"flatness {name}: it differentiates the network itself; set engine: {{}} (float32, not compiled)"
             )
+    if getattr(draft.get("train", Train), "micro_batch", None) is not None:
+        for name in [n for n, m in made.items() if m.takes_whole_batch]:
+            draft.note(f"flatness {name}: it runs the network on the whole batch itself; leave out train.micro_batch")
     if getattr(draft.optimizer, "inner_loops", 1) > 1:
         for name in [n for n in movers if not made[n].steps_inside]:
             draft.note(

@@ -180,6 +180,8 @@ class Train(Section):
     clean_tick: bool = False
     # The largest norm, over all parameters together, of a gradient that is stepped on; none: as it comes.
     clip_norm: Annotated[Number, Field(gt=0)] | None = None
+    # How many samples go through the network at once, in a step; none: all of a batch.
+    micro_batch: Annotated[Whole, Field(ge=2)] | None = None
     keep: KeepKeys = KeepKeys()
     save_seconds: Annotated[Number, Field(gt=0)] = 120.0
     tensorboard: bool = True
@@ -259,7 +261,8 @@ class Recipe(Section):
             model["weights"] = "given"  # the same
         # Choices that came later: runs from before are those without.
         later = [(keys, "flatness"), (objective, "label_smoothing"), (model, "weights")]
-        later += [(train, "clean_tick"), (train, "clip_norm"), (augment, "shift"), (augment, "erase")]
+        later += [(train, key) for key in ("clean_tick", "clip_norm", "micro_batch")]
+        later += [(augment, key) for key in ("shift", "erase")]
         for section, key in later:
             if not section.get(key):
                 section.pop(key, None)
