@@ -24,7 +24,7 @@ from flatrock.objectives.trades import TRADES
 
 def test_defaults_are_the_papers() -> None:
     assert TRADES() == TRADES(beta=6.0, forwards="paper")
-    assert MART() == MART(beta=5.0, form="paper")
+    assert MART() == MART(beta=5.0, form="paper", ce="adv")
     assert ALP() == ALP(weight=0.5, pair="logits", stop_clean=False)
 
 
@@ -233,6 +233,7 @@ def test_weights_must_be_numbers_from_zero_up(make: Callable[..., Objective], op
             "unknown trades forwards 'codes'; known: awp_code, code, paper, rat_code; did you mean",
         ),
         ("mart", {"form": "papers"}, "unknown mart form 'papers'; known: code, paper; did you mean 'paper'"),
+        ("mart", {"ce": "cleen"}, "unknown mart ce 'cleen'; known: adv, clean; did you mean 'clean'"),
         ("alp", {"pair": "logit"}, "unknown alp pair 'logit'; known: logits, probabilities; did you mean 'logits'"),
         ("trades", {"betta": 6}, "did you mean 'beta'"),
         ("at", {"beta": 6}, "option of objective 'at': 'beta'"),

@@ -72,7 +72,8 @@ def naive(name: str, options: dict[str, Any], clean: Tensor, adv: Tensor, y: Ten
             one = {"ce": ce(z, k), "pair_probabilities": one_pair(z, z_adv, "probabilities")}
         elif name == "mart":
             boost, wkl = one_mart(z, z_adv, k, options.get("form", "paper"))
-            one = {"ce_adv": ce(z_adv, k), "boost": boost, "wkl": wkl}
+            one = {"ce": ce(z, k)} if options.get("ce") == "clean" else {"ce_adv": ce(z_adv, k)}
+            one |= {"boost": boost, "wkl": wkl}
         else:
             pair = options.get("pair", "logits")
             one = {"ce_adv": ce(z_adv, k), f"pair_{pair}": one_pair(z, z_adv, pair)}
@@ -143,6 +144,15 @@ def test_golden_mart_paper_form() -> None:
     got = golden(MART(beta=5.0))
     assert got["ce_adv"] + got["boost"] == pytest.approx(0.2868669592 - math.log(1 - T[1]), abs=2e-8)
     assert got["wkl"] == pytest.approx(1.0010409559 * (1 - S[0]), abs=2e-8)
+
+
+def test_golden_mart_with_the_cross_entropy_at_x() -> None:
+    """As the TrH appendix writes it; the margin and the divergence are MART's."""
+    got, proper = golden(MART(beta=5.0, ce="clean")), golden(MART(beta=5.0))
+    assert got.keys() == {"ce", "boost", "wkl", "total"}
+    assert got["ce"] == pytest.approx(2.0482865608, abs=5e-11)
+    assert (got["boost"], got["wkl"]) == (proper["boost"], proper["wkl"])
+    assert got["total"] == pytest.approx(proper["total"] - 0.2868669592 + 2.0482865608, abs=2e-10)
 
 
 def test_golden_alp_logits() -> None:

@@ -20,6 +20,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("gat", {"weight": 10.0}),
     ("mart", {"beta": 5.0}),
     ("mart", {"beta": 6.0, "form": "code"}),
+    ("mart", {"beta": 5.0, "ce": "clean"}),
     ("alp", {"weight": 0.5}),
     ("alp", {"weight": 2.0, "pair": "probabilities"}),
 ]
