@@ -21,8 +21,8 @@ class MART:
 
     The first two are its boosted cross-entropy, kappa the most probable wrong class at x'. Nothing is detached but the
     index kappa. `form: paper` evaluates the logarithm stably in log space; `form: code` uses the official
-    constants 1.0001, 1.0000001 and 1e-12. `ce: clean` takes the cross-entropy, not the margin, at x, as the TrH appendix
-    writes MART. `label_smoothing` has no meaning here and must be 0.
+    constants 1.0001, 1.0000001 and 1e-12. `ce: clean` takes the cross-entropy, not the margin, at x, as the TrH
+    appendix writes MART. `label_smoothing` has no meaning here and must be 0.
     """
 
     beta: float = 5.0
