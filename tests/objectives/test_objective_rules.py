@@ -191,6 +191,7 @@ def test_a_batch_without_labels_has_cross_entropy_zero() -> None:
     [
         ("standard", {}, ("clean",), "none"),
         ("at", {}, ("adv",), "ce"),
+        ("at", {"forwards": "s2o_code"}, ("clean", "adv", "clean", "adv"), "ce"),
         ("mart", {}, ("clean", "adv"), "ce"),
         ("alp", {}, ("clean", "adv"), "ce"),
         ("trades", {}, ("clean", "adv"), "kl"),
@@ -232,6 +233,7 @@ def test_weights_must_be_numbers_from_zero_up(make: Callable[..., Objective], op
             {"forwards": "codes"},
             "unknown trades forwards 'codes'; known: awp_code, code, paper, rat_code; did you mean",
         ),
+        ("at", {"forwards": "s2o"}, "unknown at forwards 's2o'; known: paper, s2o_code; did you mean 's2o_code'"),
         ("mart", {"form": "papers"}, "unknown mart form 'papers'; known: code, paper; did you mean 'paper'"),
         ("mart", {"ce": "cleen"}, "unknown mart ce 'cleen'; known: adv, clean; did you mean 'clean'"),
         ("alp", {"pair": "logit"}, "unknown alp pair 'logit'; known: logits, probabilities; did you mean 'logits'"),
