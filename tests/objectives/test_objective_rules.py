@@ -197,6 +197,7 @@ def test_a_batch_without_labels_has_cross_entropy_zero() -> None:
         ("trades", {}, ("clean", "adv"), "kl"),
         ("hat", {"helper": "runs/some"}, ("clean", "adv", "helper"), "kl"),
         ("hat", {"gamma": 0}, ("clean", "adv"), "kl"),
+        ("hat", {"helper": "runs/some", "form": "at"}, ("clean", "adv", "helper"), "ce"),
         ("gat", {}, ("clean", "adv"), "guided"),
         ("trades", {"forwards": "paper"}, ("clean", "adv"), "kl"),
         ("trades", {"forwards": "code"}, ("clean", "adv", "clean"), "kl"),

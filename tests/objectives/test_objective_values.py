@@ -65,7 +65,7 @@ def naive(name: str, options: dict[str, Any], clean: Tensor, adv: Tensor, y: Ten
         elif name == "trades":
             one = {"ce": ce(z, k), "kl": kl(z, z_adv)}
         elif name == "hat":
-            one = {"ce": ce(z, k), "kl": kl(z, z_adv)}
+            one = {"ce": ce(z, k)} | ({"ce_adv": ce(z_adv, k)} if "form" in options else {"kl": kl(z, z_adv)})
             if options["gamma"]:
                 one["ce_helper"] = ce([2 * b - a for a, b in zip(z, z_adv, strict=True)], said)
         elif name == "gat":
@@ -82,6 +82,8 @@ def naive(name: str, options: dict[str, Any], clean: Tensor, adv: Tensor, y: Ten
     means = {term: sum(values) / len(values) for term, values in terms.items()}
     weight = options.get("beta", options.get("weight", 1.0))
     weights = {**dict.fromkeys(LABEL_TERMS, 1.0), "ce_helper": options.get("gamma", 0.0)}
+    if name == "hat":
+        weights["ce_adv"] = options["beta"]
     return {**means, "total": sum(weights.get(k, weight) * v for k, v in means.items())}
 
 
