@@ -29,6 +29,8 @@ from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 
+# Options that came later: an attack from before is the one without, so they are told where they were chosen.
+LATER = {"box": "last"}
 # An attack in words, with its options, or a class, function or object of Python's.
 Spec = str | Mapping[str, Any] | Callable[..., Any]
 ATTACKS: Registry[Attack] = Registry("attack", OWN)
@@ -148,7 +150,7 @@ def describe(attack: Attack, threat: Threat) -> dict[str, Any]:
     if not is_ours(attack):
         options = described(attack)
     elif dataclasses.is_dataclass(attack) and not isinstance(attack, type):
-        options = dataclasses.asdict(attack)
+        options = {k: v for k, v in dataclasses.asdict(attack).items() if (k, v) not in LATER.items()}
     if "step_size" in options and options["step_size"] is None:
         options["step_size"] = threat.default_step
     if isinstance(attack, Langevin):

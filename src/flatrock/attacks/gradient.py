@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.apgd import damage
 from flatrock.attacks.losses import cross_entropy, kl, label_loss, need_classes, targeted_margin
-from flatrock.attacks.pgd import STARTS, Aim, pgd, start_point
+from flatrock.attacks.pgd import BOXES, STARTS, Aim, pgd, start_point
 from flatrock.attacks.written import Written, is_ours
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
@@ -54,7 +55,8 @@ class _MeanAim(Aim):
 class GradientAttack:
     """PGD on a named loss; with restarts, each sample keeps its worst (broken first, then largest loss).
 
-    eot: gradients, losses and logits are means over this many passes, for networks that answer at random.
+    eot: gradients, losses and logits are means over this many passes, for networks that answer at random. box: whether
+    a step clips to the box before or after it projects on the ball. Start 'wide' is that of AWP's SVHN-L2 code.
     """
 
     loss: str = "ce"
@@ -64,6 +66,7 @@ class GradientAttack:
     noise: float = 1e-3
     restarts: int = 1
     eot: int = 1
+    box: str = "last"
     bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -72,8 +75,9 @@ class GradientAttack:
             label_loss(self.loss)
         if self.start is None:
             object.__setattr__(self, "start", "gaussian" if self.loss == "kl" else "uniform")
-        if self.start not in STARTS:
-            faults.append(unknown("start", self.start, STARTS))
+        for name, known in (("start", (*STARTS, "wide")), ("box", BOXES)):
+            if getattr(self, name) not in known:
+                faults.append(unknown(name, getattr(self, name), known))
         for name, least in (("steps", 0), ("restarts", 1), ("eot", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -84,6 +88,8 @@ class GradientAttack:
             faults.append(f"noise must be a number (pixel units), got {self.noise!r}")
         if self.loss == "kl" and self.start == "zero":
             faults.append("loss 'kl' has zero gradient at the clean input; use start 'gaussian' or 'uniform'")
+        if self.start == "wide" and self.steps == 0:
+            faults.append("start 'wide' lies outside of the ball until the first step; set steps to 1 or more")
         if faults:
             raise ConfigError("attack options:", tuple(faults))
 
@@ -146,7 +152,10 @@ class GradientAttack:
     def _once(self, aim: Aim, x: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool) -> Tensor:
         start = start_point(x, threat, gen, start=self.start or "uniform", noise=self.noise)
         step_size = threat.default_step if self.step_size is None else self.step_size
-        return pgd(aim, x, threat, steps=self.steps, step_size=step_size, start=start, early_stop=early_stop)
+        climb, steps = partial(pgd, aim, x, threat, step_size=step_size, box=self.box), self.steps
+        if early_stop and self.start == "wide":  # what breaks a sample out there is no point of the ball
+            start, steps = climb(steps=1, start=start), steps - 1
+        return climb(steps=steps, start=start, early_stop=early_stop)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +188,8 @@ class MultiTargeted:
     bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.start not in STARTS:
+            raise ConfigError(unknown("start", self.start, STARTS))
         GradientAttack(steps=self.steps, step_size=self.step_size, start=self.start)
 
     def __call__(
