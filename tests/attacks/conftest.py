@@ -19,6 +19,8 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("pgd", {"steps": 6, "start": "zero"}),
     ("pgd", {"steps": 6, "loss": "dlr", "start": "gaussian"}),
     ("pgd", {"steps": 4, "restarts": 3}),
+    ("pgd", {"steps": 4, "restarts": 2, "iterate": "last"}),
+    ("pgd", {"steps": 6, "start": "wide", "box": "first"}),
     ("cw", {"steps": 6}),
     ("kl-pgd", {"steps": 6}),
     ("kl-pgd", {"steps": 4, "restarts": 2, "start": "uniform"}),

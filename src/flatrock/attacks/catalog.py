@@ -30,7 +30,7 @@ from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 
 # Options that came later: an attack from before is the one without, so they are told where they were chosen.
-LATER = {"box": "last"}
+LATER = {"box": "last", "iterate": "any"}
 # An attack in words, with its options, or a class, function or object of Python's.
 Spec = str | Mapping[str, Any] | Callable[..., Any]
 ATTACKS: Registry[Attack] = Registry("attack", OWN)

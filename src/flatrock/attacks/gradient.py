@@ -57,6 +57,9 @@ class GradientAttack:
 
     eot: gradients, losses and logits are means over this many passes, for networks that answer at random. box: whether
     a step clips to the box before or after it projects on the ball. Start 'wide' is that of AWP's SVHN-L2 code.
+    iterate: 'any' lets a sample go at the first point that breaks it, where the caller asks who breaks; 'last' makes
+    every step for every sample and returns the last point, as the papers' PGD does, of restarts the one with the
+    largest loss, broken or not (of equals the later), as in Rice's and AWP's code.
     """
 
     loss: str = "ce"
@@ -67,6 +70,7 @@ class GradientAttack:
     restarts: int = 1
     eot: int = 1
     box: str = "last"
+    iterate: str = "any"
     bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -75,7 +79,7 @@ class GradientAttack:
             label_loss(self.loss)
         if self.start is None:
             object.__setattr__(self, "start", "gaussian" if self.loss == "kl" else "uniform")
-        for name, known in (("start", (*STARTS, "wide")), ("box", BOXES)):
+        for name, known in (("start", (*STARTS, "wide")), ("box", BOXES), ("iterate", ("any", "last"))):
             if getattr(self, name) not in known:
                 faults.append(unknown(name, getattr(self, name), known))
         for name, least in (("steps", 0), ("restarts", 1), ("eot", 1)):
@@ -97,6 +101,7 @@ class GradientAttack:
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
     ) -> Tensor:
         """Perturbed copy of x; the caller has put the model in the mode it wants attacked."""
+        early_stop = early_stop and self.iterate == "any"
         aim = self._aim(model, x, y)
         best = self._once(aim, x, threat, gen.child("restart", 0), early_stop=early_stop)
         if self.restarts == 1:
@@ -109,6 +114,8 @@ class GradientAttack:
             tried = self._once(aim[again], x[again], threat, gen[again].child("restart", r), early_stop=early_stop)
             new_loss, new_damage = aim[again].at(tried)
             better = (new_damage > damage[again]) | ((new_damage == damage[again]) & (new_loss > loss[again]))
+            if self.iterate == "last":
+                better = new_loss >= loss[again]
             rows = again[better]
             best, loss, damage = best.clone(), loss.clone(), damage.clone()
             best[rows], loss[rows], damage[rows] = tried[better], new_loss[better], new_damage[better]
@@ -220,6 +227,12 @@ class MultiTargeted:
     def passes(self, classes: int) -> int:
         """Forward passes of the network per batch."""
         return 1 + (classes - 1) * (self.steps + 1)
+
+
+def judges_last(attack: Attack) -> bool:
+    """Whether an attack, or the one behind a transfer, is judged by its last point, whatever it met on the way."""
+    behind = getattr(attack, "by", attack)
+    return isinstance(behind, GradientAttack) and behind.iterate == "last"
 
 
 def idle(attack: Attack) -> bool:
