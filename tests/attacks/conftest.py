@@ -24,6 +24,8 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("cw", {"steps": 6}),
     ("kl-pgd", {"steps": 6}),
     ("kl-pgd", {"steps": 4, "restarts": 2, "start": "uniform"}),
+    ("smooth-pgd", {"steps": 5}),
+    ("smooth-pgd", {"steps": 3, "restarts": 2, "loss": "ce", "sigma": 0.05}),
     ("guided", {}),
     ("guided", {"guide": "never", "offset": 1.0}),
     ("mt", {"steps": 4}),

@@ -19,6 +19,7 @@ from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTar
 from flatrock.attacks.guided import Guided
 from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.rays import RayS
+from flatrock.attacks.smooth import SmoothPGD
 from flatrock.attacks.square import Square
 from flatrock.attacks.written import OWN, called, described, is_ours
 from flatrock.core.errors import ConfigError
@@ -44,6 +45,9 @@ ATTACKS.add(
 ATTACKS.add("mt", MultiTargeted, "PGD on the margin to every other class in turn", cite="Gowal 2019")
 ATTACKS.add("langevin", Langevin, "a noisy walk up the cross-entropy (ATENT)", cite="Jagatap 2021")
 ATTACKS.add("gaussian", Gaussian, "unclipped noise, to train what will be smoothed; no evaluation", cite="Cohen 2019")
+ATTACKS.add(
+    "smooth-pgd", SmoothPGD, "PGD under noise that x and x' share, to train what will be smoothed", cite="Blum 2020"
+)
 ATTACKS.add("square", Square, "random search over square windows, without gradients", cite="Andriushchenko 2020")
 ATTACKS.add("rays", RayS, "nearest label change along rays, from labels alone (linf)", cite="Chen 2020")
 ATTACKS.add("apgd", APGD, "PGD that tunes its own step size (loss: ce, cw, dlr, margin)", cite="Croce 2020")

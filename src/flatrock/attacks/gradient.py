@@ -32,13 +32,10 @@ class _MeanAim(Aim):
 
     eot: int = 1
 
-    def __getitem__(self, rows: Tensor) -> _MeanAim:
-        return _MeanAim(self.model, self.loss, self.target[rows], self.y[rows], self.eot)
-
     def at(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss per sample, and the damage done at x according to the mean logits."""
         with torch.no_grad():
-            draws = [self.model(x) for _ in range(self.eot)]
+            draws = [self.answer(x) for _ in range(self.eot)]
             loss = torch.stack([self.loss(logits, self.target) for logits in draws]).mean(0)
             return loss, damage(torch.stack(draws).mean(0), self.y)
 
@@ -101,8 +98,10 @@ class GradientAttack:
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
     ) -> Tensor:
         """Perturbed copy of x; the caller has put the model in the mode it wants attacked."""
-        early_stop = early_stop and self.iterate == "any"
-        aim = self._aim(model, x, y)
+        return self._worst(self._aim(model, x, y), x, threat, gen, early_stop=early_stop and self.iterate == "any")
+
+    def _worst(self, aim: Aim, x: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool) -> Tensor:
+        """Of each sample the worst of all restarts."""
         best = self._once(aim, x, threat, gen.child("restart", 0), early_stop=early_stop)
         if self.restarts == 1:
             return best
@@ -137,7 +136,7 @@ class GradientAttack:
 
     def _aim(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
         aim = self._aim_of_one_pass(model, x, y)
-        return aim if self.eot == 1 else _MeanAim(aim.model, aim.loss, aim.target, aim.y, self.eot)
+        return aim if self.eot == 1 else _MeanAim(aim.model, aim.loss, aim.target, aim.y, eot=self.eot)
 
     def _aim_of_one_pass(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
         if self.loss == "kl":

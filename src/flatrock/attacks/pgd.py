@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,21 +22,27 @@ SAFE_MARGIN = 1e-4
 
 @dataclass(frozen=True)
 class Aim:
-    """What a kernel climbs: loss(model(x), target), row by row."""
+    """What a kernel climbs: loss(model(x), target), row by row; with `noise`, a constant, loss(model(x + noise), .)."""
 
     model: Model
     loss: SampleLoss
     target: Tensor
     y: Tensor
+    noise: Tensor | None = None
 
-    def __getitem__(self, rows: Tensor) -> Aim:
+    def __getitem__(self, rows: Tensor) -> Self:
         """The same aim for some of the samples."""
-        return Aim(self.model, self.loss, self.target[rows], self.y[rows])
+        noise = None if self.noise is None else self.noise[rows]
+        return replace(self, target=self.target[rows], y=self.y[rows], noise=noise)
+
+    def answer(self, x: Tensor) -> Tensor:
+        """The logits at x."""
+        return self.model(x if self.noise is None else x + self.noise)
 
     def at(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Loss per sample, and the damage done at x: 0 still right, 1 wrong, 2 safely broken."""
         with torch.no_grad():
-            logits = self.model(x)
+            logits = self.answer(x)
             damage = (~classified_right(logits, self.y)).int() + safely_broken(logits, self.y).int()
             return self.loss(logits, self.target), damage
 
@@ -43,7 +50,7 @@ class Aim:
         """Gradient of the summed loss w.r.t. x (row i is sample i's own gradient), and the logits."""
         x = x.detach().requires_grad_(True)
         with torch.enable_grad():
-            logits = self.model(x)
+            logits = self.answer(x)
             grad = slope(self.loss(logits, self.target).sum(), x)
         return grad, logits.detach()
 
@@ -112,16 +119,19 @@ def pgd(
     if early_stop:
         return _pgd_survivors(aim, x, threat, steps=steps, step_size=step_size, start=start, box=box)
 
-    def climb(x: Tensor, x_adv: Tensor, target: Tensor) -> Tensor:
-        here = replace(aim, target=target)
+    noises = () if aim.noise is None else (aim.noise,)
+
+    def climb(x: Tensor, x_adv: Tensor, target: Tensor, *noise: Tensor) -> Tensor:
+        here = replace(aim, target=target, noise=noise[0] if noise else None)
         for _ in range(steps):
             grad, _ = here.gradient(x_adv)
             x_adv = move(x, x_adv, step_size * threat.ascent(grad), threat, box=box)
         return x_adv
 
     if steps > 0 and type(aim) is Aim and isinstance(aim.model, Replayer):
-        return aim.model.whole((aim.loss, threat, steps, step_size, box), climb, x, start, aim.target)
-    return climb(x, start, aim.target)
+        name = (aim.loss, threat, steps, step_size, box, len(noises))
+        return aim.model.whole(name, climb, x, start, aim.target, *noises)
+    return climb(x, start, aim.target, *noises)
 
 
 def _pgd_survivors(
