@@ -11,6 +11,7 @@ from flatrock.core.bands import Band, bands_text
 from flatrock.core.errors import ConfigError
 from flatrock.core.guests import is_own
 from flatrock.core.numbers import number, scalar
+from flatrock.recipes.later import without_unmade
 
 
 def _number(value: Any) -> float:
@@ -169,7 +170,8 @@ class InnerAttack(Named):
 class Optimizer(Named):
     """The update rule; keys beyond these are options of the optimizer named.
 
-    `decay_on: weights` spares biases and BatchNorm. l1 and l2 are penalties on weights, added to the loss.
+    `decay_on: weights` spares biases and BatchNorm; with `schedule_on: decayed` these also keep the first rate, lr, for
+    good, as in the code of Rice and of AWP with --l2. l1 and l2 are penalties on weights, added to the loss.
     """
 
     name: str = "sgd"
@@ -178,6 +180,7 @@ class Optimizer(Named):
     weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
     nesterov: bool = False
     decay_on: Literal["all", "weights"] = "all"
+    schedule_on: Literal["all", "decayed"] = "all"
     l1: Annotated[Number, Field(ge=0)] = 0.0
     l2: Annotated[Number, Field(ge=0)] = 0.0
 
@@ -279,21 +282,17 @@ class Recipe(Section):
     def training_keys(self) -> dict[str, Any]:
         """The keys that decide the weights: the rest may change between a run and its resumption."""
         keys = self.resolved()
-        train, augment, model = keys["train"], keys["data"]["augment"], keys["model"]
+        train, model = keys["train"], keys["model"]
         for free in ("about", "engine", "evaluate", "name"):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep"):
             train.pop(free)
-        objective = {} if is_own(self.objective.name) else keys["objective"]  # options of the user's are all kept
-        objective.pop("helper", None)  # where it lies; a run's state knows its weights
         if model["weights"] is not None:
-            model["weights"] = "given"  # the same
-        # Choices that came later: runs from before are those without.
-        later = ((keys, "flatness"), (train, "clean_tick"), (augment, "shift"), (augment, "erase"))
-        for section, key in (*later, (objective, "label_smoothing"), (model, "weights")):
-            if not section.get(key):
-                section.pop(key, None)
-        return keys
+            model["weights"] = "given"  # where they lie; a run's state knows them
+        if is_own(self.objective.name):  # options of the user's are all kept
+            return without_unmade(keys, skip="objective")
+        keys["objective"].pop("helper", None)  # the same
+        return without_unmade(keys)
 
     def judged_keys(self) -> dict[str, Any]:
         """The keys that decide the numbers of a row: those that decide the weights, and the attacks."""
