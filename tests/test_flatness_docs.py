@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -258,6 +259,45 @@ def test_the_lemma_behind_trh() -> None:
     slopes = jacobian(phi, z)  # [i, k, derivative]
     got = torch.stack([slopes[:, k, k] for k in range(6)], 1)
     torch.testing.assert_close(got, phi(z) * (1 - 2 * z.softmax(0)), rtol=0, atol=1e-15)
+
+
+def printed_curvatures(weights: list[Tensor], x: Tensor) -> tuple[list[Tensor], list[float]]:
+    """TrH's H^(i) [k, d] of a ReLU network without biases, and the traces J^T (diag(s) - s s^T) J they stand for."""
+
+    def logits(v: Tensor, first: int) -> Tensor:
+        for w in weights[first:-1]:
+            v = (w @ v).relu()
+        return weights[-1] @ v
+
+    inputs = [x]
+    for w in weights[:-1]:
+        inputs.append((w @ inputs[-1]).relu())
+    s = logits(x, 0).softmax(0)
+    slopes = [jacobian(functools.partial(logits, first=i), v) for i, v in enumerate(inputs)]
+    true = [float((j.T @ (s.diag() - s.outer(s)) @ j).trace()) for j in slopes]
+    return [j.square() * (s * (1 - s))[:, None] for j in slopes], true
+
+
+def test_the_bound_between_layers_of_trh_holds_for_what_is_printed() -> None:
+    """Theorem 4: H^(i)_kd = (dz_k / dI^(i)_d)^2 s_k (1 - s_k) has max H^(i) <= max H^(i+1) * ||W^(i)||_1^2.
+
+    I^(i) is the input of layer i, the norm the largest column sum of |W| [out, in]. The sum of H is not the trace: it
+    lacks the products of different classes' slopes, which may have either sign.
+    """
+    kept, larger = 0, 0
+    for trial in range(200):
+        gen = Seed(trial).child("bound").generator()
+        pairs = itertools.pairwise([5, 9, 7, 8, 4])
+        weights = [torch.randn(b, a, generator=gen, dtype=torch.float64) for a, b in pairs]
+        printed, true = printed_curvatures(weights, torch.randn(5, generator=gen, dtype=torch.float64))
+        for w, (here, above) in zip(weights, itertools.pairwise(printed), strict=False):
+            kept += bool(here.max() <= above.max() * torch.linalg.matrix_norm(w, 1) ** 2)
+        larger += sum(float(h.sum()) > t for h, t in zip(printed, true, strict=True))
+    assert kept == 3 * 200
+    assert 200 < larger < 700, "of 800"
+    fan = [torch.ones(9, 1, dtype=torch.float64), torch.ones(2, 9, dtype=torch.float64)]
+    printed, _ = printed_curvatures(fan, torch.ones(1, dtype=torch.float64))
+    assert float(printed[0].max() / printed[1].max()) == pytest.approx(81), "the row sum, 1, is no bound"
 
 
 def test_the_gradient_of_atent() -> None:

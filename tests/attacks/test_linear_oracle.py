@@ -29,6 +29,7 @@ ATTACK_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("pgd", {"steps": 5, "restarts": 3}),
     ("cw", {"steps": 10}),
     ("kl-pgd", {"steps": 10}),
+    ("smooth-pgd", {"steps": 10}),
     ("guided", {}),
     ("mt", {"steps": 5}),
     ("langevin", {"steps": 10}),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flatrock.attacks.catalog import ATTACKS
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.guided import Guided
+from flatrock.attacks.smooth import SmoothPGD
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf, Threat
 from flatrock.core.types import Replayer
@@ -51,6 +52,7 @@ def network() -> nn.Module:
         ("pgd", True, 1),
         ("cw", False, 1),
         ("kl-pgd", True, 1),
+        ("smooth-pgd", False, 1),
         ("guided", False, 1),
         ("guided", True, 1),
         ("mt", False, 3),
@@ -76,6 +78,8 @@ def test_what_the_work_depends_on_is_in_its_name() -> None:
         (GradientAttack(steps=2), Linf(0.1)),
         (GradientAttack(steps=3), Linf(0.1)),
         (GradientAttack(steps=2, step_size=0.01), Linf(0.1)),
+        (GradientAttack(steps=2, box="first"), Linf(0.1)),
+        (SmoothPGD(steps=2, loss="ce"), Linf(0.1)),
         (GradientAttack(steps=2, loss="margin"), Linf(0.1)),
         (GradientAttack(steps=2), Linf(0.2)),
         (GradientAttack(steps=2), L2(0.1)),
@@ -84,9 +88,9 @@ def test_what_the_work_depends_on_is_in_its_name() -> None:
         (Guided(guide="never"), Linf(0.1)),
     ):
         attack(replayer, x, y, threat, gen)
-    assert len(set(replayer.names)) == 9
+    assert len(set(replayer.names)) == 11
     Guided()(replayer, x, y, Linf(0.1), gen)
-    assert len(set(replayer.names)) == 9
+    assert len(set(replayer.names)) == 11
 
 
 def test_means_over_passes_and_no_steps_are_not_recorded() -> None:

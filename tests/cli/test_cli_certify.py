@@ -243,9 +243,10 @@ def test_a_run_without_that_checkpoint(run: Path, tmp_path: Path) -> None:
     assert "there is no run folder or checkpoint" in done.output
 
 
-def test_noise_of_another_sigma_is_noted(tmp_path: Path, tiny: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("recipe", ["digits_smooth", "digits_trades_smooth_pgd"])
+def test_noise_of_another_sigma_is_noted(tmp_path: Path, tiny: tuple[str, ...], recipe: str) -> None:
     small = [word for word in tiny if "attack" not in word]
-    trained = flatrock("train", "digits_smooth", *small, "--run-dir", tmp_path / "r", "--device", "cpu")
+    trained = flatrock("train", recipe, *small, "--run-dir", tmp_path / "r", "--device", "cpu")
     assert trained.exit_code == 0, trained.output
     done = flatrock("certify", tmp_path / "r", "--sigma", "0.5", "--n", "50", "--limit", "3", "--device", "cpu")
     assert "trained with noise of sigma 0.25; the same sigma usually certifies most" in done.output

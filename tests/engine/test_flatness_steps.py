@@ -164,6 +164,9 @@ def ticks(model: nn.Module) -> int:
         ({"objective": {"name": "trades"}, "flatness": ["rat"]}, 2),
         ({"objective": {"name": "trades"}, "flatness": ["awp", "rat", "trh"]}, 2),
         ({"objective": {"name": "trades", "forwards": "rat_code"}, "flatness": ["rat"]}, 8),
+        ({"objective": {"name": "at"}, "flatness": ["s2o"]}, 2),
+        ({"objective": {"name": "at", "forwards": "s2o_code"}, "flatness": ["s2o"]}, 4),
+        ({"objective": {"name": "at", "forwards": "s2o_code"}}, 4),
         ({"objective": {"name": "at"}, "attack": {"name": "langevin", "steps": 4, "bn_mode": "train"}}, 2 * 4),
         (
             {

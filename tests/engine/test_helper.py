@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,23 @@ def test_batch_norm_ticks_for_clean_adversarial_and_helpers_inputs_in_this_order
         mean = 0.9 * mean + 0.1 * z.mean((0, 2, 3))
     torch.testing.assert_close(norm.running_mean, mean)
     assert int(norm.num_batches_tracked) == 3  # type: ignore[arg-type]
+
+
+def test_on_at_the_attack_and_the_loss_are_those_of_at(hat: Callable[..., Job]) -> None:
+    """With beta 1 and gamma 0.5: the cross-entropies of three train-mode passes, crafted as AT crafts."""
+    job = hat(options={"form": "at", "beta": 1.0})
+    assert getattr(job.attack, "loss", "") == "ce"
+    job.model.train()
+    x, point = crafted(job)
+    y = next(iter(job.loader.epoch(0))).y
+    views = [(x, y), (point.x_adv, y), (point.help.x, point.help.y)]
+    model = copy.deepcopy(job.model)  # whose statistics may move
+    with torch.no_grad():
+        ce = [float(nn.functional.cross_entropy(model(v), k)) for v, k in views]
+    (losses,) = steps(job, 1)
+    assert losses == pytest.approx(
+        {"ce": ce[0], "ce_adv": ce[1], "ce_helper": ce[2], "total": ce[0] + ce[1] + 0.5 * ce[2]}, rel=1e-6
+    )
 
 
 def test_three_passes_are_one_when_compiled(hat: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,10 +172,16 @@ def test_zero_rate_moves_no_weight(make_job: MakeJob, tmp_path: Path) -> None:
     assert not equal(stats, buffers(job)), "BatchNorm still counts"
 
 
-@pytest.mark.parametrize("forwards", ["code", "awp_code"])
-def test_repeated_pass_changes_statistics_only(make_job: MakeJob, tmp_path: Path, forwards: str) -> None:
+@pytest.mark.parametrize(
+    ("objective", "forwards", "flatness"),
+    [("trades", "code", []), ("trades", "awp_code", []), ("at", "s2o_code", []), ("at", "s2o_code", ["s2o"])],
+)
+def test_repeated_pass_changes_statistics_only(
+    make_job: MakeJob, tmp_path: Path, objective: str, forwards: str, flatness: list[str]
+) -> None:
     """Without momentum of the statistics in play (first step), the weights agree to the last bit."""
-    jobs = [make_job(tmp_path, objective={"name": "trades", "forwards": f}) for f in ("paper", forwards)]
+    ways = [{"name": objective, "forwards": f} for f in ("paper", forwards)]
+    jobs = [make_job(tmp_path, objective=way, flatness=flatness) for way in ways]
     for job in jobs:
         train_step(job, first(job), step=0, guard=True)
     assert equal(weights(jobs[0]), weights(jobs[1]))

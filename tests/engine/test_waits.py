@@ -48,6 +48,7 @@ REST: dict[str, dict[str, Any]] = {
     "batch statistics": {"attack": {"bn_mode": "train"}},
     "atent": {"attack": {"name": "langevin"}},
     "gaussian noise": {"attack": {"name": "gaussian"}},
+    "noise on both inputs": {"objective": {"name": "trades"}, "attack": {"name": "smooth-pgd", "steps": 2}},
     "entropy_sgd": {"optimizer": {"name": "entropy_sgd"}},
     "sgld": {"optimizer": {"name": "sgld"}},
     "mixup": {"data__augment__mixup": 0.5},

@@ -207,7 +207,7 @@ def test_named_choices() -> None:
         (AWP, {"steps": 0}, "awp steps must be a whole number >= 1, got 0"),
         (AWP, {"alternations": 1.5}, "awp alternations must be a whole number >= 1, got 1.5"),
         (AWP, {"warmup": -1}, "awp warmup must be a whole number >= 0, got -1"),
-        (AWP, {"tensors": "conv2"}, "unknown awp tensors 'conv2'; known: all, conv, matrices, weights"),
+        (AWP, {"tensors": "conv2"}, "unknown awp tensors 'conv2'; known: all, conv, conv_named, matrices, weights"),
         (AWP, {"step": "before"}, "unknown awp step 'before'; known: after, inside"),
         (AWP, {"step_size": 0}, "awp step_size must be > 0, got 0"),
         (SAM, {"rho": float("nan")}, "sam rho must be a number >= 0, got nan"),

@@ -249,7 +249,7 @@ def test_needs_and_passes() -> None:
     assert not RAT().moves_weights
 
 
-@pytest.mark.parametrize("noise_on", ["weights", "conv"])
+@pytest.mark.parametrize("noise_on", ["weights", "conv", "conv_named"])
 def test_noise_before_the_attack(noise_on: str) -> None:
     model = create_model("digits_cnn")
     rat = RAT(sigma=0.01, noise_on=noise_on, order=0)
@@ -273,6 +273,9 @@ def test_check_refuses_a_network_without_such_tensors() -> None:
     RAT().check(create_model("moons_mlp"))
     with pytest.raises(ModelError, match="MoonsMLP"):
         RAT(noise_on="conv").check(create_model("moons_mlp"))
+    with pytest.raises(ModelError, match=r"VGG.*'conv_named'.*set sigma to 0: the official code has no noise"):
+        RAT(noise_on="conv_named").check(create_model("vgg16_bn"))
+    RAT(noise_on="conv_named", sigma=0.0).check(create_model("vgg16_bn"))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +288,7 @@ def test_check_refuses_a_network_without_such_tensors() -> None:
         ({"eta": 1.5}, r"eta must lie in \[0, 1\], got 1.5"),
         ({"sigma": float("nan")}, "sigma"),
         ({"second_factor": -1.0}, "second_factor"),
-        ({"noise_on": "all"}, "noise_on 'all'; known: conv, weights"),
+        ({"noise_on": "all"}, "noise_on 'all'; known: conv, conv_named, weights"),
         ({"terms": "toplayer"}, "did you mean 'top_layer'"),
         ({"second_pair": "both"}, "second_pair"),
         ({"ce_weight": 0.8}, "ce_weight"),

@@ -41,7 +41,8 @@ def test_choices() -> None:
     assert list(chosen(model, "weights")) == weights
     assert set(chosen(model, "matrices")) == {*weights, *extra}
     assert list(chosen(model, "all")) == [n for n, _ in model.named_parameters()]
-    assert list(TENSORS) == ["weights", "conv", "matrices", "all"]
+    assert list(chosen(model, "conv_named")) == ["conv_norm.weight", "conv_norm.bias"], "a name is only a name"
+    assert list(TENSORS) == ["weights", "conv", "conv_named", "matrices", "all"]
 
 
 @pytest.mark.parametrize("which", TENSORS)
@@ -55,6 +56,22 @@ def test_network_of_the_catalog() -> None:
     model = create_model("preact_resnet18")
     assert len(chosen(model, "conv")) == 20  # 17 of 3x3 and the three 1x1 shortcuts
     assert chosen(model, "weights").keys() - chosen(model, "conv").keys() == {"head.weight"}
+
+
+def test_what_the_rule_of_rats_code_takes() -> None:
+    """conv in the name: of networks of the catalog all convolutions but those of shortcuts, of VGG none."""
+    networks = {"preact_resnet18": (20, 3), "mobilenet_v2": (57, 4), "wide_resnet34_10": (34, 3)}
+    for name, (all_of_them, shortcuts) in networks.items():
+        with torch.device("meta"):
+            model = create_model(name)
+        conv, named = chosen(model, "conv"), chosen(model, "conv_named")
+        assert (len(conv), len(named)) == (all_of_them, all_of_them - shortcuts)
+        assert named.keys() < conv.keys()
+        assert all("shortcut" in n for n in conv.keys() - named.keys())
+    # The official network calls its shortcuts convShortcut, so that its noise is `conv` here.
+    assert sum(p.numel() for p in conv.values()) == 46_131_632
+    with pytest.raises(ModelError, match="VGG has no trainable parameter that 'conv_named' stands for"):
+        chosen(create_model("vgg16_bn"), "conv_named")
 
 
 def test_attention_with_widths_of_its_own_has_three_matrices() -> None:
@@ -177,7 +194,8 @@ def test_no_convolution_is_an_error_that_names_the_model() -> None:
 
 
 def test_unknown_choice_lists_the_choices() -> None:
-    with pytest.raises(ConfigError, match=r"tensors 'weight'; known: all, conv, matrices, weights; .*'weights'"):
+    known = "all, conv, conv_named, matrices, weights"
+    with pytest.raises(ConfigError, match=rf"tensors 'weight'; known: {known}; .*'weights'"):
         chosen(nn.Linear(2, 2), "weight")
 
 

@@ -223,6 +223,16 @@ def test_the_trace_of_an_objective_is_that_of_its_loss(name: str, options: dict[
     assert float(got) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize(("ce", "share"), [("adv", 0.5055210209), ("clean", 2.0802264811)])
+@pytest.mark.parametrize(("full", "wkl"), [(False, 0.4403312178), (True, 1.5247356254)], ids=["stop", "full"])
+def test_golden_trace_of_mart_wherever_its_cross_entropy_is(ce: str, share: float, full: bool, wkl: float) -> None:
+    """In the TrH appendix it is at x: ||f||^2 (1 - ||s||^2)."""
+    parts = OBJECTIVES.make("mart", beta=5.0, ce=ce).loss(GOLD, GOLD_Y)
+    assert float(traces.loss_trace(parts, GOLD, GOLD_Y, full=full)) == pytest.approx(
+        share + 0.2430370573 + 5 * wkl, abs=4e-10
+    )
+
+
 def test_the_stopped_trace_of_trades_is_that_of_its_loss_with_clean_logits_detached_in_the_kl() -> None:
     trades = OBJECTIVES.make("trades", beta=3.0)
     w, f, f_adv, y = small_batch()

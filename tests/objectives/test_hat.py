@@ -55,6 +55,26 @@ def test_without_gamma_it_is_trades_to_the_bit() -> None:
     assert got.total.item() == expected.total.item()
 
 
+def test_on_at_it_is_cross_entropy_three_times() -> None:
+    """Closed form of a linear network: (s - e_y) x + beta (t - e_y) x' + gamma (u - e_{y_h}) x_h, batch means."""
+    gen = Seed(4).child("hat").generator()
+    x, x_adv = (torch.randn(7, 4, generator=gen, dtype=torch.float64) for _ in range(2))
+    inputs = (x, x_adv, 2 * x_adv - x)
+    w = torch.randn(5, 4, generator=gen, dtype=torch.float64, requires_grad=True)
+    y, y_h = (torch.randint(5, (7,), generator=gen) for _ in range(2))
+    parts = HAT(form="at", beta=1.5, gamma=0.25, helper="runs/some").loss(
+        Views(*(View(v, v @ w.T) for v in inputs), y_h), y
+    )
+    assert (list(parts.terms), parts.weights) == (
+        ["ce", "ce_adv", "ce_helper"],
+        {"ce": 1, "ce_adv": 1.5, "ce_helper": 0.25},
+    )
+    (got,) = torch.autograd.grad(parts.total, w)
+    labels = [nn.functional.one_hot(k, 5) for k in (y, y, y_h)]
+    slopes = [((v @ w.detach().T).softmax(1) - e).T @ v / 7 for v, e in zip(inputs, labels, strict=True)]
+    torch.testing.assert_close(got, slopes[0] + 1.5 * slopes[1] + 0.25 * slopes[2], rtol=1e-12, atol=1e-14)
+
+
 def test_the_helper_labels_samples_that_have_none() -> None:
     clean, adv, y = batch(20)
     labelled = torch.arange(20) % 3 == 0
@@ -88,6 +108,7 @@ def test_soft_labels_take_no_weight_from_the_helpers() -> None:
         ({"helper": 3}, "helper must be the path of a run folder or checkpoint, got 3"),
         ({"helper": None, "gamma": 0}, "helper must be the path"),
         ({"helper": "x", "reach": -1}, "reach must be a number >= 0, got -1"),
+        ({"helper": "x", "form": "mart"}, "unknown hat form 'mart'; known: at, trades"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:

@@ -24,7 +24,7 @@ from flatrock.objectives.trades import TRADES
 
 def test_defaults_are_the_papers() -> None:
     assert TRADES() == TRADES(beta=6.0, forwards="paper")
-    assert MART() == MART(beta=5.0, form="paper")
+    assert MART() == MART(beta=5.0, form="paper", ce="adv")
     assert ALP() == ALP(weight=0.5, pair="logits", stop_clean=False)
 
 
@@ -191,11 +191,13 @@ def test_a_batch_without_labels_has_cross_entropy_zero() -> None:
     [
         ("standard", {}, ("clean",), "none"),
         ("at", {}, ("adv",), "ce"),
+        ("at", {"forwards": "s2o_code"}, ("clean", "adv", "clean", "adv"), "ce"),
         ("mart", {}, ("clean", "adv"), "ce"),
         ("alp", {}, ("clean", "adv"), "ce"),
         ("trades", {}, ("clean", "adv"), "kl"),
         ("hat", {"helper": "runs/some"}, ("clean", "adv", "helper"), "kl"),
         ("hat", {"gamma": 0}, ("clean", "adv"), "kl"),
+        ("hat", {"helper": "runs/some", "form": "at"}, ("clean", "adv", "helper"), "ce"),
         ("gat", {}, ("clean", "adv"), "guided"),
         ("trades", {"forwards": "paper"}, ("clean", "adv"), "kl"),
         ("trades", {"forwards": "code"}, ("clean", "adv", "clean"), "kl"),
@@ -232,7 +234,9 @@ def test_weights_must_be_numbers_from_zero_up(make: Callable[..., Objective], op
             {"forwards": "codes"},
             "unknown trades forwards 'codes'; known: awp_code, code, paper, rat_code; did you mean",
         ),
+        ("at", {"forwards": "s2o"}, "unknown at forwards 's2o'; known: paper, s2o_code; did you mean 's2o_code'"),
         ("mart", {"form": "papers"}, "unknown mart form 'papers'; known: code, paper; did you mean 'paper'"),
+        ("mart", {"ce": "cleen"}, "unknown mart ce 'cleen'; known: adv, clean; did you mean 'clean'"),
         ("alp", {"pair": "logit"}, "unknown alp pair 'logit'; known: logits, probabilities; did you mean 'logits'"),
         ("trades", {"betta": 6}, "did you mean 'beta'"),
         ("at", {"beta": 6}, "option of objective 'at': 'beta'"),

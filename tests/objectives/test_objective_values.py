@@ -65,14 +65,15 @@ def naive(name: str, options: dict[str, Any], clean: Tensor, adv: Tensor, y: Ten
         elif name == "trades":
             one = {"ce": ce(z, k), "kl": kl(z, z_adv)}
         elif name == "hat":
-            one = {"ce": ce(z, k), "kl": kl(z, z_adv)}
+            one = {"ce": ce(z, k)} | ({"ce_adv": ce(z_adv, k)} if "form" in options else {"kl": kl(z, z_adv)})
             if options["gamma"]:
                 one["ce_helper"] = ce([2 * b - a for a, b in zip(z, z_adv, strict=True)], said)
         elif name == "gat":
             one = {"ce": ce(z, k), "pair_probabilities": one_pair(z, z_adv, "probabilities")}
         elif name == "mart":
             boost, wkl = one_mart(z, z_adv, k, options.get("form", "paper"))
-            one = {"ce_adv": ce(z_adv, k), "boost": boost, "wkl": wkl}
+            one = {"ce": ce(z, k)} if options.get("ce") == "clean" else {"ce_adv": ce(z_adv, k)}
+            one |= {"boost": boost, "wkl": wkl}
         else:
             pair = options.get("pair", "logits")
             one = {"ce_adv": ce(z_adv, k), f"pair_{pair}": one_pair(z, z_adv, pair)}
@@ -81,6 +82,8 @@ def naive(name: str, options: dict[str, Any], clean: Tensor, adv: Tensor, y: Ten
     means = {term: sum(values) / len(values) for term, values in terms.items()}
     weight = options.get("beta", options.get("weight", 1.0))
     weights = {**dict.fromkeys(LABEL_TERMS, 1.0), "ce_helper": options.get("gamma", 0.0)}
+    if name == "hat":
+        weights["ce_adv"] = options["beta"]
     return {**means, "total": sum(weights.get(k, weight) * v for k, v in means.items())}
 
 
@@ -143,6 +146,15 @@ def test_golden_mart_paper_form() -> None:
     got = golden(MART(beta=5.0))
     assert got["ce_adv"] + got["boost"] == pytest.approx(0.2868669592 - math.log(1 - T[1]), abs=2e-8)
     assert got["wkl"] == pytest.approx(1.0010409559 * (1 - S[0]), abs=2e-8)
+
+
+def test_golden_mart_with_the_cross_entropy_at_x() -> None:
+    """As the TrH appendix writes it; the margin and the divergence are MART's."""
+    got, proper = golden(MART(beta=5.0, ce="clean")), golden(MART(beta=5.0))
+    assert got.keys() == {"ce", "boost", "wkl", "total"}
+    assert got["ce"] == pytest.approx(2.0482865608, abs=5e-11)
+    assert (got["boost"], got["wkl"]) == (proper["boost"], proper["wkl"])
+    assert got["total"] == pytest.approx(proper["total"] - 0.2868669592 + 2.0482865608, abs=2e-10)
 
 
 def test_golden_alp_logits() -> None:

@@ -73,6 +73,14 @@ def test_other_parts_go_their_own_way() -> None:
     assert pgd.attack.options == {"steps": 3}
 
 
+def test_trades_on_the_published_attack() -> None:
+    mixed, gat = load_recipe("cifar10_trades_gat_linf"), load_recipe("cifar10_gat_linf")
+    assert (mixed.objective.name, mixed.objective.options, mixed.attack.name) == ("trades", {"beta": 6}, "guided")
+    assert build_attack(mixed) == build_attack(gat) == Guided()
+    others = [{**recipe.training_keys(), "objective": None} for recipe in (mixed, gat)]
+    assert others[0] == others[1]
+
+
 def test_the_attack_follows_from_the_objective() -> None:
     recipe = load_recipe("moons_at", {"objective": {"name": "gat"}, "attack": {"name": "auto"}})
     assert recipe.attack.name == "guided"

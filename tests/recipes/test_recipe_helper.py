@@ -163,6 +163,10 @@ def test_the_cost_of_a_step_is_measured(standard: Path) -> None:
     assert work[1] / work[0] == pytest.approx((3 * 2 + 3 * 3 + 1) / (3 * 2 + 2 * 3), rel=0.1)
 
 
+def test_on_at_the_attack_follows() -> None:
+    assert (hat("here").attack.name, hat("here", **{"objective.form": "at"}).attack.name) == ("kl-pgd", "pgd")
+
+
 # What the hash knows
 
 

@@ -33,14 +33,15 @@ FLAT_MNIST = ["mnist_atent_linf", "mnist_atent_l2", "mnist_sgd", "mnist_entropy_
 NETWORKS = ["cifar10_at_linf_wrn34", *(f"cifar10_trades_linf_{n}" for n in ("wrn34", "vgg16", "mobilenetv2"))]
 TRH = [f"cifar10_{m}_trh{network}" for m in ("at", "trades") for network in ("", "_vit_b")]
 IMAGENET = [f"imagenet_{m}_trh_vit_b{norm}" for m in ("at", "trades") for norm in ("", "_l2")]
-OURS = ["cifar10_at_fast", *TRH, *IMAGENET, *(f"cifar10_{m}" for m in SMOOTH)]
+SEARCHED = ["cifar10_trades_smooth_pgd", "digits_trades_smooth_pgd", "cifar10_atent_l2_smooth"]
+OURS = ["cifar10_at_fast", *TRH, *IMAGENET, *(f"cifar10_{m}" for m in SMOOTH), *SEARCHED]
 SHORT_AT = [f"at{m}" for m in ("", "_awp", "_trh", "_swa", "_rat")]
 SHORT_TRADES = [f"trades{m}" for m in ("", "_awp", "_rat1", "_rat2", "_awp_rat", "_trh", "_s2o", "_swa")]
 SHORT_OTHERS = ["hat", "hat_awp", "gat", "mart", "mart_awp", "alp", "atent"]
 SHORT = [f"cifar10_short_{m}" for m in ("standard", *SHORT_AT, *SHORT_TRADES, *SHORT_OTHERS)]
 PROTOCOLS = [*SHORT, "cifar10_full_at", "cifar10_full_at_awp", "cifar10_flagship"]
 FINETUNED = ["cifar10_standard_wrn34", "cifar10_atent_finetune_wrn34"]
-HELPED = ["cifar10_gat_linf", "cifar10_hat_linf", "cifar10_standard"]
+HELPED = ["cifar10_gat_linf", "cifar10_trades_gat_linf", "cifar10_hat_linf", "cifar10_standard"]
 EXTRA = [f"cifar10_{m}_wrn28" for m in ("standard", "rst_linf", "rst_smooth", "trades_ddpm_linf")]
 EXTRA += ["cifar10_hat_ddpm_linf"]
 OTHERS = [
@@ -86,7 +87,7 @@ def inner(recipe: Recipe) -> Any:
 
 
 def test_the_library_holds_exactly_these_recipes() -> None:
-    assert len(EXPECTED) == len(set(EXPECTED)) == 248
+    assert len(EXPECTED) == len(set(EXPECTED)) == 252
     assert set(REGULARISED) < set(IN_TABLES)
     assert sorted(recipe_names()) == EXPECTED
     assert sorted(n for n in library() if n.startswith("_")) == BASES
@@ -359,6 +360,31 @@ def test_smoothing_on_cifar_has_atents_network_and_the_steps_of_trades_smoothing
     assert (recipe.model.name, recipe.threat.eps, recipe.train.batch_size) == ("resnet20", 0.435, 256)
     assert (recipe.optimizer.lr, recipe.optimizer.weight_decay, recipe.train.epochs) == (0.1, 1e-4, 55)
     assert recipe.schedule.options["milestones"] == [50]
+
+
+def test_trades_smoothing_has_the_settings_of_its_code() -> None:
+    recipe, other = loaded("cifar10_trades_smooth_pgd"), loaded("cifar10_trades_smooth")
+    assert recipe.attack.options == {"sigma": 0.12, "steps": 10, "step_size": 2 * 0.435 / 10, "box": "first"}
+    assert (recipe.attack.bn_mode, recipe.threat.norm, recipe.threat.eps) == ("eval", "l2", 0.435)
+    assert (recipe.model.name, recipe.model.normalize, recipe.train.batch_size) == ("resnet20", None, 256)
+    without = [{**r.training_keys(), "attack": None} for r in (recipe, other)]
+    assert without[0] == without[1]
+    digits = loaded("digits_trades_smooth_pgd")
+    assert digits.attack.options == {
+        "sigma": 0.25,
+        "steps": 10,
+        "step_size": 2 * digits.threat.eps / 10,
+        "box": "first",
+    }
+
+
+def test_atent_to_be_smoothed_has_the_noise_of_its_text() -> None:
+    recipe, other = loaded("cifar10_atent_l2_smooth"), loaded("cifar10_atent_l2_noise")
+    for r, noise in ((recipe, 0.12), (other, 0.12)):
+        assert r.attack.options["noise"] * (2 * r.attack.options["step_size"]) ** 0.5 == pytest.approx(noise, abs=5e-4)
+    assert (recipe.attack.options["step_size"], recipe.attack.options["noise"]) == (0.02, 0.6)
+    changed = {"attack.step_size": 0.02, "attack.noise": 0.6}
+    assert recipe.training_keys() == load_recipe("cifar10_atent_l2_noise", changed).training_keys()
 
 
 def test_every_objective_method_and_optimizer_of_a_paper_has_a_recipe() -> None:

@@ -17,9 +17,11 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("trades", {"beta": 1.5}),
     ("hat", {"beta": 2.5, "gamma": 0.5, "helper": "runs/some"}),
     ("hat", {"beta": 1.5, "gamma": 0.0}),
+    ("hat", {"beta": 1.5, "gamma": 0.5, "helper": "runs/some", "form": "at"}),
     ("gat", {"weight": 10.0}),
     ("mart", {"beta": 5.0}),
     ("mart", {"beta": 6.0, "form": "code"}),
+    ("mart", {"beta": 5.0, "ce": "clean"}),
     ("alp", {"weight": 0.5}),
     ("alp", {"weight": 2.0, "pair": "probabilities"}),
 ]

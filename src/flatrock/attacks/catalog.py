@@ -19,6 +19,7 @@ from flatrock.attacks.gradient import FastGradientSign, GradientAttack, MultiTar
 from flatrock.attacks.guided import Guided
 from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.rays import RayS
+from flatrock.attacks.smooth import SmoothPGD
 from flatrock.attacks.square import Square
 from flatrock.attacks.written import OWN, called, described, is_ours
 from flatrock.core.errors import ConfigError
@@ -29,6 +30,8 @@ from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 
+# Options that came later: an attack from before is the one without, so they are told where they were chosen.
+LATER = {"box": "last", "iterate": "any"}
 # An attack in words, with its options, or a class, function or object of Python's.
 Spec = str | Mapping[str, Any] | Callable[..., Any]
 ATTACKS: Registry[Attack] = Registry("attack", OWN)
@@ -42,6 +45,9 @@ ATTACKS.add(
 ATTACKS.add("mt", MultiTargeted, "PGD on the margin to every other class in turn", cite="Gowal 2019")
 ATTACKS.add("langevin", Langevin, "a noisy walk up the cross-entropy (ATENT)", cite="Jagatap 2021")
 ATTACKS.add("gaussian", Gaussian, "unclipped noise, to train what will be smoothed; no evaluation", cite="Cohen 2019")
+ATTACKS.add(
+    "smooth-pgd", SmoothPGD, "PGD under noise that x and x' share, to train what will be smoothed", cite="Blum 2020"
+)
 ATTACKS.add("square", Square, "random search over square windows, without gradients", cite="Andriushchenko 2020")
 ATTACKS.add("rays", RayS, "nearest label change along rays, from labels alone (linf)", cite="Chen 2020")
 ATTACKS.add("apgd", APGD, "PGD that tunes its own step size (loss: ce, cw, dlr, margin)", cite="Croce 2020")
@@ -148,7 +154,7 @@ def describe(attack: Attack, threat: Threat) -> dict[str, Any]:
     if not is_ours(attack):
         options = described(attack)
     elif dataclasses.is_dataclass(attack) and not isinstance(attack, type):
-        options = dataclasses.asdict(attack)
+        options = {k: v for k, v in dataclasses.asdict(attack).items() if (k, v) not in LATER.items()}
     if "step_size" in options and options["step_size"] is None:
         options["step_size"] = threat.default_step
     if isinstance(attack, Langevin):

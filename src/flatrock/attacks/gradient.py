@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.apgd import damage
 from flatrock.attacks.losses import cross_entropy, kl, label_loss, need_classes, targeted_margin
-from flatrock.attacks.pgd import STARTS, Aim, pgd, start_point
+from flatrock.attacks.pgd import BOXES, STARTS, Aim, pgd, start_point
 from flatrock.attacks.written import Written, is_ours
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import unknown
@@ -31,13 +32,10 @@ class _MeanAim(Aim):
 
     eot: int = 1
 
-    def __getitem__(self, rows: Tensor) -> _MeanAim:
-        return _MeanAim(self.model, self.loss, self.target[rows], self.y[rows], self.eot)
-
     def at(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss per sample, and the damage done at x according to the mean logits."""
         with torch.no_grad():
-            draws = [self.model(x) for _ in range(self.eot)]
+            draws = [self.answer(x) for _ in range(self.eot)]
             loss = torch.stack([self.loss(logits, self.target) for logits in draws]).mean(0)
             return loss, damage(torch.stack(draws).mean(0), self.y)
 
@@ -54,7 +52,11 @@ class _MeanAim(Aim):
 class GradientAttack:
     """PGD on a named loss; with restarts, each sample keeps its worst (broken first, then largest loss).
 
-    eot: gradients, losses and logits are means over this many passes, for networks that answer at random.
+    eot: gradients, losses and logits are means over this many passes, for networks that answer at random. box: whether
+    a step clips to the box before or after it projects on the ball. Start 'wide' is that of AWP's SVHN-L2 code.
+    iterate: 'any' lets a sample go at the first point that breaks it, where the caller asks who breaks; 'last' makes
+    every step for every sample and returns the last point, as the papers' PGD does, of restarts the one with the
+    largest loss, broken or not (of equals the later), as in Rice's and AWP's code.
     """
 
     loss: str = "ce"
@@ -64,6 +66,8 @@ class GradientAttack:
     noise: float = 1e-3
     restarts: int = 1
     eot: int = 1
+    box: str = "last"
+    iterate: str = "any"
     bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -72,8 +76,9 @@ class GradientAttack:
             label_loss(self.loss)
         if self.start is None:
             object.__setattr__(self, "start", "gaussian" if self.loss == "kl" else "uniform")
-        if self.start not in STARTS:
-            faults.append(unknown("start", self.start, STARTS))
+        for name, known in (("start", (*STARTS, "wide")), ("box", BOXES), ("iterate", ("any", "last"))):
+            if getattr(self, name) not in known:
+                faults.append(unknown(name, getattr(self, name), known))
         for name, least in (("steps", 0), ("restarts", 1), ("eot", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -84,6 +89,8 @@ class GradientAttack:
             faults.append(f"noise must be a number (pixel units), got {self.noise!r}")
         if self.loss == "kl" and self.start == "zero":
             faults.append("loss 'kl' has zero gradient at the clean input; use start 'gaussian' or 'uniform'")
+        if self.start == "wide" and self.steps == 0:
+            faults.append("start 'wide' lies outside of the ball until the first step; set steps to 1 or more")
         if faults:
             raise ConfigError("attack options:", tuple(faults))
 
@@ -91,7 +98,10 @@ class GradientAttack:
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
     ) -> Tensor:
         """Perturbed copy of x; the caller has put the model in the mode it wants attacked."""
-        aim = self._aim(model, x, y)
+        return self._worst(self._aim(model, x, y), x, threat, gen, early_stop=early_stop and self.iterate == "any")
+
+    def _worst(self, aim: Aim, x: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool) -> Tensor:
+        """Of each sample the worst of all restarts."""
         best = self._once(aim, x, threat, gen.child("restart", 0), early_stop=early_stop)
         if self.restarts == 1:
             return best
@@ -103,6 +113,8 @@ class GradientAttack:
             tried = self._once(aim[again], x[again], threat, gen[again].child("restart", r), early_stop=early_stop)
             new_loss, new_damage = aim[again].at(tried)
             better = (new_damage > damage[again]) | ((new_damage == damage[again]) & (new_loss > loss[again]))
+            if self.iterate == "last":
+                better = new_loss >= loss[again]
             rows = again[better]
             best, loss, damage = best.clone(), loss.clone(), damage.clone()
             best[rows], loss[rows], damage[rows] = tried[better], new_loss[better], new_damage[better]
@@ -124,7 +136,7 @@ class GradientAttack:
 
     def _aim(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
         aim = self._aim_of_one_pass(model, x, y)
-        return aim if self.eot == 1 else _MeanAim(aim.model, aim.loss, aim.target, aim.y, self.eot)
+        return aim if self.eot == 1 else _MeanAim(aim.model, aim.loss, aim.target, aim.y, eot=self.eot)
 
     def _aim_of_one_pass(self, model: nn.Module, x: Tensor, y: Tensor) -> Aim:
         if self.loss == "kl":
@@ -146,7 +158,10 @@ class GradientAttack:
     def _once(self, aim: Aim, x: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool) -> Tensor:
         start = start_point(x, threat, gen, start=self.start or "uniform", noise=self.noise)
         step_size = threat.default_step if self.step_size is None else self.step_size
-        return pgd(aim, x, threat, steps=self.steps, step_size=step_size, start=start, early_stop=early_stop)
+        climb, steps = partial(pgd, aim, x, threat, step_size=step_size, box=self.box), self.steps
+        if early_stop and self.start == "wide":  # what breaks a sample out there is no point of the ball
+            start, steps = climb(steps=1, start=start), steps - 1
+        return climb(steps=steps, start=start, early_stop=early_stop)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +194,8 @@ class MultiTargeted:
     bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.start not in STARTS:
+            raise ConfigError(unknown("start", self.start, STARTS))
         GradientAttack(steps=self.steps, step_size=self.step_size, start=self.start)
 
     def __call__(
@@ -209,6 +226,12 @@ class MultiTargeted:
     def passes(self, classes: int) -> int:
         """Forward passes of the network per batch."""
         return 1 + (classes - 1) * (self.steps + 1)
+
+
+def judges_last(attack: Attack) -> bool:
+    """Whether an attack, or the one behind a transfer, is judged by its last point, whatever it met on the way."""
+    behind = getattr(attack, "by", attack)
+    return isinstance(behind, GradientAttack) and behind.iterate == "last"
 
 
 def idle(attack: Attack) -> bool:

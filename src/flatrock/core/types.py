@@ -103,11 +103,15 @@ class Help:
 
 @dataclass(frozen=True)
 class Point:
-    """Adversarial inputs of one batch, the weight their loss has in training, and what a helper says to them."""
+    """Adversarial inputs of one batch, the weight their loss has in training, and what a helper says to them.
+
+    `noise` is added to every input of the network in this loss, the clean ones too.
+    """
 
     x_adv: Tensor
     weight: float = 1.0
     help: Help | None = None
+    noise: Tensor | None = None
 
 
 @runtime_checkable
@@ -120,6 +124,14 @@ class PathAttack(Attack, Protocol):
     @property
     def points(self) -> int:
         """How many inputs `path` returns."""
+
+
+@runtime_checkable
+class NoisyAttack(Attack, Protocol):
+    """An attack on x' + noise, whose loss in training is computed under the same noise, on clean inputs as well."""
+
+    def input_noise(self, x: Tensor, gen: SampleGen) -> Tensor | None:
+        """The noise of these samples, the same whenever it is asked for; None: there is none."""
 
 
 class Objective(Protocol):

@@ -12,7 +12,7 @@ from flatrock.attacks.craft import check_crafted
 from flatrock.attacks.written import tried
 from flatrock.core.hooks import Shift
 from flatrock.core.rng import SampleGen
-from flatrock.core.types import Attack, Help, PathAttack, Point
+from flatrock.core.types import Attack, Help, NoisyAttack, PathAttack, Point
 from flatrock.engine.helper import Helper
 from flatrock.engine.loss import Stage
 from flatrock.engine.parts import in_turn
@@ -21,9 +21,10 @@ from flatrock.engine.parts import in_turn
 def craft(stage: Stage, shift: Shift) -> tuple[Point, ...]:
     """Attack w + shift in the BatchNorm mode the recipe names, and ask the helper, if there is one, about the result.
 
-    Whatever loss is computed at these points takes the helper's word from them. The clean batch itself without attack.
+    Whatever loss is computed at these points takes the helper's word, and the noise of the attack, from them. The clean
+    batch itself without attack.
     """
-    points, helper = _attacked(stage, shift), stage.job.helper
+    points, helper = _noisy(stage, _attacked(stage, shift)), stage.job.helper
     return points if helper is None else tuple(replace(p, help=_helped(stage, helper, p.x_adv)) for p in points)
 
 
@@ -31,10 +32,10 @@ def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:
     job, attack = stage.job, stage.attack
     if attack is None:
         return (Point(stage.x),)
-    seed, split = job.seed.child("attack", stage.moment.step), job.runner.split
+    split = job.runner.split
     with job.runner.attacked(job.bn_mode, shift) as model:
         parts = [
-            _path(stage, attack, model, x, y, seed.samples(ids))
+            _path(stage, attack, model, x, y, _gen(stage, ids))
             for x, y, ids in in_turn(job.model, split(stage.x), split(stage.y), split(stage.ids))
         ]
     return tuple(Point(_whole([p.x_adv for p in same]), same[0].weight) for same in zip(*parts, strict=True))
@@ -56,6 +57,18 @@ def _helped(stage: Stage, helper: Helper, x_adv: Tensor) -> Help:
 def _whole(parts: Sequence[Tensor]) -> Tensor:
     """The batch that these are the parts of; the part itself if it is all."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _gen(stage: Stage, ids: Tensor) -> SampleGen:
+    """The random numbers of an attack in this step, those of these samples."""
+    return stage.job.seed.child("attack", stage.moment.step).samples(ids)
+
+
+def _noisy(stage: Stage, points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The points with the noise the attack has had on its inputs; drawn anew, as it belongs to samples."""
+    attack = stage.attack
+    noise = attack.input_noise(stage.x, _gen(stage, stage.ids)) if isinstance(attack, NoisyAttack) else None
+    return points if noise is None else tuple(replace(p, noise=noise) for p in points)
 
 
 def check(stage: Stage, points: tuple[Point, ...]) -> None:

@@ -57,9 +57,10 @@ def take_step(job: Job, state: TrainState, batch: Batch) -> StepOutcome:
 
 
 def set_lr(job: Job, step: int) -> None:
-    """The rate the schedule has for this step."""
+    """The rate the schedule has for this step, for every group of parameters that follows it."""
     for group in job.optimizer.param_groups:
-        group["lr"] = job.schedule.at(step, len(job.loader))
+        if group.get("scheduled", True):
+            group["lr"] = job.schedule.at(step, len(job.loader))
 
 
 def spent(job: Job, state: TrainState) -> bool:

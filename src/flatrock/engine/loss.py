@@ -58,11 +58,17 @@ class Descent:
     views: Views
 
 
-def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, point: Point) -> Views:
-    """Run the named passes in order; a repeated one is run without gradient, for BatchNorm's sake only."""
+def seen_inputs(x: Tensor, point: Point) -> dict[str, Tensor]:
+    """What the network is given in each pass: clean, adversarial and the helper's inputs, with the point's noise."""
     where = {"clean": x, "adv": point.x_adv}
     if point.help is not None:
         where["helper"] = point.help.x
+    return where if point.noise is None else {name: inputs + point.noise for name, inputs in where.items()}
+
+
+def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, point: Point) -> Views:
+    """Run the named passes in order; a repeated one is run without gradient, for BatchNorm's sake only."""
+    where = seen_inputs(x, point)
     seen: dict[str, View] = {}
     if len(set(passes)) == len(passes):
         seen = dict(zip(passes, runner.views(*(where[name] for name in passes)), strict=True))
@@ -160,8 +166,10 @@ def _with_flatness(stage: Stage, point: Point, views: Views) -> Parts:
     """The objective and what every method adds; a method sees the objective alone, so their order does not matter."""
     parts = stage.objective.loss(views, stage.y)
     check_parts(parts, "the objective")
-    beyond = None if point.help is None else point.help.x
-    look = Look(stage.job.model, stage.x, point.x_adv, stage.y, views, parts, stage.moment, beyond, team=stage.job.team)
+    where, job = seen_inputs(stage.x, point), stage.job
+    look = Look(
+        job.model, where["clean"], where["adv"], stage.y, views, parts, stage.moment, where.get("helper"), team=job.team
+    )
     added = [(n, p) for n, method in stage.job.flatness.items() if (p := method.in_loss(look)) is not None]
     for name, penalty in added:
         check_parts(penalty, f"flatness {name}", Penalty)

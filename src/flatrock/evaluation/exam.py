@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import answered, check_crafted, craft
+from flatrock.attacks.gradient import judges_last
 from flatrock.attacks.losses import margin
 from flatrock.attacks.nearest import Reached, Seeker, seeker
 from flatrock.attacks.pgd import classified_right
@@ -192,13 +193,14 @@ class Exam:
         )
 
     def _crafted(self, step: Step, rows: Tensor, x: Tensor, y: Tensor, gen: SampleGen) -> _Tried:
-        """Inputs in the ball and the verdict on them; samples leave when they are broken."""
+        """Inputs in the ball and the verdict on them; samples leave when they are broken, if any point may do it."""
         attack = _fitted(step.attack, self.batch_size)
-        x_adv = craft(attack, self.crafting, x, y, self.threat, gen, early_stop=self.leaves_early)
+        leaves = self.leaves_early and not judges_last(attack)
+        x_adv = craft(attack, self.crafting, x, y, self.threat, gen, early_stop=leaves)
         logits = self.judged(step.label, rows, x_adv, y)
         disputed = 0
         # A transfer did not ask the fast twin; and nobody gave up on what the twin says where samples do not leave.
-        if not self.exact and self.leaves_early and not isinstance(attack, Transfer):
+        if not self.exact and leaves and not isinstance(attack, Transfer):
             with torch.no_grad():
                 claimed = ~classified_right(self.crafting.inner(x_adv), y)
             again = (claimed & classified_right(logits, y)).nonzero().squeeze(1)

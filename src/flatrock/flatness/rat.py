@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.borrow import mode
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.hooks import Flatness, Look, Moment, Penalty, Shift
 from flatrock.core.options import choose, weight
 from flatrock.core.team import ALONE, Team
@@ -27,7 +27,8 @@ class RAT(Flatness):
     """Adversarial inputs are crafted at w + u, u = sigma * N(0, 1); the loss gets eta * first + c * eta * second.
 
     `order` 0 keeps the noise alone, 1 adds the first term, 2 both; c is `second_factor` (0.5; 0.4 in the official
-    ResNet-18 script). The paper's sigma is 0.01, the official code's 1e-4. `noise_on` names the tensors u moves.
+    ResNet-18 script). The paper's sigma is 0.01, the official code's 1e-4. `noise_on` names the tensors u moves; the
+    code's rule is `conv_named`.
 
     `terms: top_layer` (official code): with r and r' the row sums of the last layer's gradient at x and x', M of
     `class_matrix`, s and t the clean and adversarial probabilities,
@@ -56,7 +57,7 @@ class RAT(Flatness):
             raise ConfigError(f"rat order must be 0, 1 or 2, got {self.order!r}")
         for name in ("eta", "sigma", "second_factor"):
             weight("rat", name, getattr(self, name))
-        choose("rat", "noise_on", self.noise_on, ("weights", "conv"))
+        choose("rat", "noise_on", self.noise_on, ("weights", "conv", "conv_named"))
         choose("rat", "terms", self.terms, ("top_layer", "exact"))
         for name in ("second_pair", "ce_weight"):
             choose("rat", name, getattr(self, name), ("code", "paper"))
@@ -87,10 +88,20 @@ class RAT(Flatness):
     def check(self, model: nn.Module) -> None:
         """There are tensors to put noise on, and the exact terms have gradients."""
         if self.sigma > 0:
-            chosen(model, self.noise_on)
+            self._check_noise(model)
         if self._adds_terms and self.terms == "exact":
             with mode(model, training=False):  # as `exact_terms` runs it
                 check_higher_derivatives(model, of="rat's exact terms", cure="terms: top_layer")
+
+    def _check_noise(self, model: nn.Module) -> None:
+        try:
+            chosen(model, self.noise_on)
+        except ModelError as error:
+            if self.noise_on != "conv_named":
+                raise
+            raise ModelError(
+                f"{error}; or set sigma to 0: the official code has no noise for such a network"
+            ) from error
 
     def before_attack(self, model: nn.Module, moment: Moment) -> Shift:
         """The noise u of this step."""

@@ -15,10 +15,11 @@ from flatrock.core.options import choose
 from flatrock.core.rng import Seed
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# Modules whose weights are meant; None asks for parameters by their shape, whatever module holds them.
+# Modules whose weights are meant; None asks for parameters by name or shape, whatever module holds them.
 TENSORS: dict[str, tuple[type[nn.Module], ...] | None] = {
     "weights": (*CONVOLUTIONS, nn.Linear, nn.MultiheadAttention),
     "conv": CONVOLUTIONS,
+    "conv_named": None,
     "matrices": None,
     "all": None,
 }
@@ -29,26 +30,35 @@ ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 def chosen(model: nn.Module, which: str) -> dict[str, nn.Parameter]:
     """Trainable parameters by name, each once even if layers share it.
 
-    `weights`: the weights of convolutions, linear layers and attention; `conv`: of convolutions only; `matrices`: every
-    parameter with more than one dimension; `all`: every parameter. Of a weight that is computed from other parameters
-    (weight_norm, spectral_norm), those of its shape; ModelError if none is.
+    `weights`: the weights of convolutions, linear layers and attention; `conv`: of convolutions only; `conv_named`:
+    every parameter with conv in its name, the rule of RAT's code; `matrices`: every parameter with more than one
+    dimension; `all`: every parameter. Of a weight that is computed from other parameters (weight_norm, spectral_norm),
+    those of its shape; ModelError if none is.
     """
     choose("flatness", "tensors", which, TENSORS)
     owners = TENSORS[which]
     # By identity, not by name: the name of a shared parameter is that of the first module that holds it.
     layers = [(n, m) for n, m in model.named_modules() if owners is not None and isinstance(m, owners)]
     owned = {id(p) for name, layer in layers for p in _weights(name, layer, which)}
-    found = {
-        name: p
-        for name, p in model.named_parameters()
-        if p.requires_grad and (which == "all" or (p.dim() > 1 if owners is None else id(p) in owned))
-    }
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad and _meant(which, name, p, owned)}
     if not found:
         raise ModelError(
             f"{type(model).__name__} has no trainable parameter that {which!r} stands for; "
             f"choose another of {', '.join(TENSORS)}, or let its parameters require gradients"
         )
     return found
+
+
+def _meant(which: str, name: str, parameter: Tensor, owned: set[int]) -> bool:
+    """Whether a parameter is chosen; `owned` holds the identities of those of the modules that are meant."""
+    match which:
+        case "all":
+            return True
+        case "matrices":
+            return parameter.dim() > 1
+        case "conv_named":
+            return "conv" in name
+    return id(parameter) in owned
 
 
 def _weights(layer: str, module: nn.Module, which: str) -> Iterator[Tensor]:

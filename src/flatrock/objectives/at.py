@@ -7,22 +7,35 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flatrock.core.options import share
+from flatrock.core.options import choose, share
 from flatrock.core.types import Parts, Views
 from flatrock.objectives.terms import cross_entropy, need
+
+# S2O's AT code passes both batches twice in train mode: same values, two more BatchNorm ticks.
+PASSES = {"paper": ("adv",), "s2o_code": ("clean", "adv", "clean", "adv")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AT:
-    """CE(z(x'), y), x' from PGD on cross-entropy. `label_smoothing`: see `terms.cross_entropy`."""
+    """CE(z(x'), y), x' from PGD on cross-entropy.
 
+    `forwards` names the order of the train-mode passes, which only matters to BatchNorm's running statistics.
+    `label_smoothing`: see `terms.cross_entropy`.
+    """
+
+    forwards: str = "paper"
     label_smoothing: float = 0.0
-    passes: ClassVar[tuple[str, ...]] = ("adv",)
     inner_loss: ClassVar[str] = "ce"
     hard_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        choose("at", "forwards", self.forwards, PASSES)
         share("at", "label_smoothing", self.label_smoothing, less=True)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The adversarial pass, or those the option names."""
+        return PASSES[self.forwards]
 
     def loss(self, views: Views, y: Tensor) -> Parts:
         """Cross-entropy on adversarial inputs."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.options import share, weight
+from flatrock.core.options import choose, share, weight
 from flatrock.core.types import Parts, Views
 from flatrock.objectives.terms import cross_entropy, kl_per_sample, need
 
@@ -22,19 +22,23 @@ class HAT:
     without attacks, the helper, gives x'. Both are constants. `helper` is its run folder (the best epoch) or one of its
     checkpoints. gamma 0 is TRADES: no third pass, no helper. `label_smoothing` (see `terms.cross_entropy`) concerns y,
     not what the helper says.
+
+    `form: at` is HAT on AT, as in the official code: CE(z(x), y) + beta * CE(z(x'), y) + gamma * CE(z(x_h), y_h), x'
+    from PGD on cross-entropy.
     """
 
     beta: float = 2.5
     gamma: float = 0.5
     reach: float = 2.0
     helper: str = ""
+    form: str = "trades"
     label_smoothing: float = 0.0
-    inner_loss: ClassVar[str] = "kl"
     hard_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("beta", "gamma", "reach"):
             weight("hat", name, getattr(self, name))
+        choose("hat", "form", self.form, ("trades", "at"))
         share("hat", "label_smoothing", self.label_smoothing, less=True)
         if not isinstance(self.helper, str):
             raise ConfigError(f"hat helper must be the path of a run folder or checkpoint, got {self.helper!r}")
@@ -49,12 +53,20 @@ class HAT:
         """In the order of the official code."""
         return ("clean", "adv", "helper") if self.gamma > 0 else ("clean", "adv")
 
+    @property
+    def inner_loss(self) -> str:
+        """What the attack of TRADES, or that of AT, climbs."""
+        return "ce" if self.form == "at" else "kl"
+
     def loss(self, views: Views, y: Tensor) -> Parts:
-        """The HAT loss; unlabeled samples (y = -1) take part in all but the first term: the helper labels them too."""
+        """The HAT loss; unlabeled samples (y = -1) take part in all terms without y: the helper labels them too."""
         clean, adv = need(views.clean).logits, need(views.adv).logits
-        ce = cross_entropy(clean, y, smoothing=self.label_smoothing)
-        terms = {"ce": ce, "kl": kl_per_sample(clean, adv).mean()}
-        weights = {"ce": 1.0, "kl": self.beta}
+        terms = {"ce": cross_entropy(clean, y, smoothing=self.label_smoothing)}
+        if self.form == "at":
+            terms["ce_adv"] = cross_entropy(adv, y, smoothing=self.label_smoothing)
+        else:
+            terms["kl"] = kl_per_sample(clean, adv).mean()
+        weights = {name: 1.0 if name == "ce" else self.beta for name in terms}
         if self.gamma > 0:
             if views.helper_y is None:
                 raise RuntimeError("the objective was not given the labels of its helper")

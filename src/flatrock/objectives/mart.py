@@ -21,11 +21,13 @@ class MART:
 
     The first two are its boosted cross-entropy, kappa the most probable wrong class at x'. Nothing is detached but the
     index kappa. `form: paper` evaluates the logarithm stably in log space; `form: code` uses the official
-    constants 1.0001, 1.0000001 and 1e-12. `label_smoothing` has no meaning here and must be 0.
+    constants 1.0001, 1.0000001 and 1e-12. `ce: clean` takes the cross-entropy, not the margin, at x, as the TrH
+    appendix writes MART. `label_smoothing` has no meaning here and must be 0.
     """
 
     beta: float = 5.0
     form: str = "paper"
+    ce: str = "adv"
     label_smoothing: float = 0.0
     passes: ClassVar[tuple[str, ...]] = ("clean", "adv")
     inner_loss: ClassVar[str] = "ce"
@@ -34,6 +36,7 @@ class MART:
     def __post_init__(self) -> None:
         weight("mart", "beta", self.beta)
         choose("mart", "form", self.form, ("paper", "code"))
+        choose("mart", "ce", self.ce, ("adv", "clean"))
         if self.label_smoothing != 0:
             raise ConfigError(
                 f"mart label_smoothing must be 0, got {self.label_smoothing!r}: its margin and its weights 1 - s_y are "
@@ -47,8 +50,9 @@ class MART:
         kappa = adv.masked_fill(own, -torch.inf).argmax(1)
         form = _code_form if self.form == "code" else _log_space_form
         boost, wkl = form(clean, adv, y, kappa)
-        terms = {"ce_adv": F.cross_entropy(adv, y), "boost": boost.mean(), "wkl": wkl.mean()}
-        return Parts(terms, {"ce_adv": 1.0, "boost": 1.0, "wkl": self.beta})
+        name, judged = ("ce", clean) if self.ce == "clean" else ("ce_adv", adv)
+        terms = {name: F.cross_entropy(judged, y), "boost": boost.mean(), "wkl": wkl.mean()}
+        return Parts(terms, {name: 1.0, "boost": 1.0, "wkl": self.beta})
 
 
 def _log_space_form(clean: Tensor, adv: Tensor, y: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flatrock.attacks.gaussian import Gaussian
+from flatrock.attacks.smooth import SmoothPGD
 from flatrock.core.device import Devices, alike_devices
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, write_atomic
@@ -30,6 +31,8 @@ from flatrock.recipes.restore import Source
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.trained import Trained, check_replaced, open_trained, said
 
+# Attacks that train on noise of a sigma.
+NOISY: dict[str, type[Gaussian | SmoothPGD]] = {"gaussian": Gaussian, "smooth-pgd": SmoothPGD}
 # What a certificate says of its run or model, and the command line repeats.
 _TOLD = ("recipe", "model", "data", "trained_with")
 
@@ -191,4 +194,5 @@ def _training_noise(recipe: Recipe | None) -> dict[str, float | None]:
     """The sigma of the noise a run was trained on, None without; nothing of a model that is no run."""
     if recipe is None:
         return {}
-    return {"trained_with": Gaussian(**recipe.attack.options).sigma if recipe.attack.name == "gaussian" else None}
+    noisy = NOISY.get(recipe.attack.name)
+    return {"trained_with": None if noisy is None else noisy(**recipe.attack.options).sigma}

@@ -16,13 +16,22 @@ from flatrock.recipes.schema import SHARED, Optimizer
 
 
 def build_optimizer(section: Optimizer, model: nn.Module, seed: Seed) -> torch.optim.Optimizer:
-    """The optimizer over the model's parameters; `decay_on: weights` spares biases and BatchNorm."""
+    """The optimizer over the model's parameters; `decay_on: weights` spares biases and BatchNorm.
+
+    A group that is not `scheduled` keeps its rate.
+    """
+    kept = {} if section.schedule_on == "all" else {"scheduled": False}
+    if kept and section.decay_on != "weights":
+        raise ConfigError(
+            f"schedule_on 'decayed' needs two groups of parameters, but decay_on is {section.decay_on!r}; set "
+            "optimizer.decay_on=weights, or schedule_on=all"
+        )
     groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "weight_decay": section.weight_decay}]
     if section.decay_on == "weights":
         chosen = {id(p) for p in decayed(model)}
         groups = [
             {"params": [p for p in model.parameters() if id(p) in chosen], "weight_decay": section.weight_decay},
-            {"params": [p for p in model.parameters() if id(p) not in chosen], "weight_decay": 0.0},
+            {"params": [p for p in model.parameters() if id(p) not in chosen], "weight_decay": 0.0, **kept},
         ]
     taken = OPTIMIZERS.entry(section.name).options()
     for name in SHARED:

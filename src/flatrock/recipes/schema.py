@@ -11,6 +11,7 @@ from flatrock.core.bands import Band, bands_text
 from flatrock.core.guests import is_own
 from flatrock.optimizers.catalog import lacks
 from flatrock.recipes.keys import Named, Number, Section, Whole, to_number
+from flatrock.recipes.later import without_unmade
 
 
 def _folder_name(value: str) -> str:
@@ -123,7 +124,8 @@ class Optimizer(Named):
     """The update rule; keys beyond these are options of the optimizer named.
 
     Those that some optimizers lack (SHARED) are 0 where they are left out and the one named lacks them. `decay_on:
-    weights` spares biases and BatchNorm. l1 and l2 are penalties on weights, added to the loss.
+    weights` spares biases and BatchNorm; with `schedule_on: decayed` these also keep the first rate, lr, for good, as in
+    the code of Rice and of AWP with --l2. l1 and l2 are penalties on weights, added to the loss.
     """
 
     name: str = "sgd"
@@ -132,6 +134,7 @@ class Optimizer(Named):
     weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
     nesterov: bool = False
     decay_on: Literal["all", "weights"] = "all"
+    schedule_on: Literal["all", "decayed"] = "all"
     l1: Annotated[Number, Field(ge=0)] = 0.0
     l2: Annotated[Number, Field(ge=0)] = 0.0
 
@@ -250,23 +253,17 @@ class Recipe(Section):
     def training_keys(self) -> dict[str, Any]:
         """The keys that decide the weights: the rest may change between a run and its resumption."""
         keys = self.resolved()
-        train, augment, model = keys["train"], keys["data"]["augment"], keys["model"]
+        train, model = keys["train"], keys["model"]
         for free in ("about", "engine", "evaluate", "name"):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep"):
             train.pop(free)
-        objective = {} if is_own(self.objective.name) else keys["objective"]  # options of the user's are all kept
-        objective.pop("helper", None)  # where it lies; a run's state knows its weights
         if model["weights"] is not None:
-            model["weights"] = "given"  # the same
-        # Choices that came later: runs from before are those without.
-        later = [(keys, "flatness"), (objective, "label_smoothing"), (model, "weights")]
-        later += [(train, key) for key in ("clean_tick", "clip_norm", "micro_batch")]
-        later += [(augment, key) for key in ("shift", "erase")]
-        for section, key in later:
-            if not section.get(key):
-                section.pop(key, None)
-        return keys
+            model["weights"] = "given"  # where they lie; a run's state knows them
+        if is_own(self.objective.name):  # options of the user's are all kept
+            return without_unmade(keys, skip="objective")
+        keys["objective"].pop("helper", None)  # the same
+        return without_unmade(keys)
 
     def judged_keys(self) -> dict[str, Any]:
         """The keys that decide the numbers of a row: those that decide the weights, and the attacks."""
