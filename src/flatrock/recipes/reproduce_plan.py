@@ -11,17 +11,15 @@ from typing import Any
 
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import sha256
-from flatrock.core.progress import Silent
 from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
 from flatrock.data.catalog import default_folder, found, how_to_get, info
-from flatrock.engine.folder import UNENDED, RunFolder, differences
+from flatrock.engine.folder import UNENDED, RunFolder
 from flatrock.recipes.build import extra_fault
-from flatrock.recipes.changed import leaves
+from flatrock.recipes.folders import place_faults
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
-from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
-from flatrock.recipes.restore import stored_recipe
+from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import built_on, sources
@@ -172,30 +170,12 @@ def _faults(row: Planned, rows: Sequence[Planned], data_dir: Path | None, downlo
     if sum(other.folder == row.folder for other in rows) > 1:
         return [f"two recipes would be trained into {row.folder}; give one of them another name"]
     try:
-        faults = _folder_faults(row)
+        faults = place_faults(row.recipe, row.folder, elsewhere="choose another place with --runs-dir")
         if faults or not row.left():
             return faults
     except FlatrockError as error:
         return [str(error)]
     return [*_data_faults(row.recipe, data_dir, download), *_source_faults(row)]
-
-
-def _folder_faults(row: Planned) -> list[str]:
-    """A run of another recipe, or something that is no run, lies where this one would."""
-    folder, elsewhere = RunFolder(row.folder), "choose another place with --runs-dir"
-    if folder.in_use() and not folder.info.is_file() and not folder.barely_begun():
-        return [f"{row.folder} holds something that is not a flatrock run; {elsewhere}"]
-    if row.status == NEW:
-        return []
-    there = str(folder.read_info()["recipe_hash"])
-    # Whether it could be trained here is of no interest: it is looked at for what is different.
-    stored = stored_recipe(folder, Silent()) if folder.recipe.exists() else None
-    # Other attacks are no other run: its weights are as wanted, and are evaluated anew.
-    odd = [] if stored is None else differences(leaves(row.recipe.training_keys()), leaves(stored.training_keys()))
-    if there == recipe_hash(row.recipe) and not odd:
-        return []
-    told = f": {'; '.join(odd[:3])}{' ...' if len(odd) > 3 else ''}" if odd else ""
-    return [f"{row.folder} is a run of another recipe{told}; remove it, or {elsewhere}"]
 
 
 def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[str]:

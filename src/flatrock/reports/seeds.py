@@ -33,12 +33,17 @@ def trained_seeds(runs: Mapping[int, Run | None]) -> Table:
 
 
 def evaluated_seeds(results: Mapping[int, Result]) -> Table:
-    """One row per seed of the attacks, mean and standard deviation, and the per-sample worst case over all seeds."""
+    """One row per seed of the attacks, mean and standard deviation, and the per-sample worst case over all seeds.
+
+    Of one seed there is nothing but its row.
+    """
     first = next(iter(results.values()))
     flags = {name: torch.stack([r.flags[name] for r in results.values()]).all(0) for name in first.flags}
     table = comparison({**{str(s): r for s, r in results.items()}, "all seeds": replace(first, flags=flags)})
     attacks = [[r.per_attack[name] for r in results.values()] for name in first.per_attack]
     columns = [[r.clean for r in results.values()], *attacks, [r.robust for r in results.values()]]
+    if len(results) == 1:
+        return Table(("seed", *table.header[1:]), table.rows[:1])
     spread = ("mean ± s.d.", *map(_spread, columns))
     return Table(("seed", *table.header[1:]), (*table.rows[:-1], spread, table.rows[-1]))
 
