@@ -28,6 +28,7 @@ from flatrock.cli import (
     report_speed,
     reproduce,
     results,
+    status,
     train,
 )
 from flatrock.cli.console import friendly, say
@@ -85,6 +86,7 @@ app.command("curvature")(curvature.run)
 app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
 app.command("reproduce")(reproduce.run)
+app.command("status")(status.run)
 app.command("page")(page.run)
 app.command("results")(results.run)
 app.command("report")(report.run)
