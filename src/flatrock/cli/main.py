@@ -29,6 +29,7 @@ from flatrock.cli import (
     reproduce,
     results,
     status,
+    sweep,
     train,
 )
 from flatrock.cli.console import friendly, say
@@ -86,6 +87,7 @@ app.command("curvature")(curvature.run)
 app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
 app.command("reproduce")(reproduce.run)
+app.command("sweep")(sweep.run)
 app.command("status")(status.run)
 app.command("page")(page.run)
 app.command("results")(results.run)

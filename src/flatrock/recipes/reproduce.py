@@ -92,7 +92,7 @@ class _OutOfTime(Exception):
 
 def reproduce_rows(
     planned: Sequence[Planned],
-    out: Path,
+    out: Path | None,
     *,
     data_dir: Path | None = None,
     download: bool = False,
@@ -101,7 +101,7 @@ def reproduce_rows(
     progress: Progress | None = None,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Train, evaluate and collect every row, except for what is done; `out` is written after each.
+    """Train, evaluate and collect every row, except for what is done; `out`, if there is one, is written after each.
 
     A row that fails does not end the others. Rows in `out` that are not among these are kept.
     """
@@ -132,7 +132,8 @@ def reproduce_rows(
             problems[one.folder] = _traced(one, error)
             told.failed(one, problems[one.folder])
             rows += _as_it_is(one, means)
-        add_rows(out, rows)
+        if out is not None:
+            add_rows(out, rows)
         told.added(one, rows)
     bands = expected_bands(rows, [one.recipe for one in planned])
     return Outcome(rows=rows, problems=problems, left=left, busy=busy, bands=bands)

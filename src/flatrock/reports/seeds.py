@@ -28,7 +28,7 @@ def trained_seeds(runs: Mapping[int, Run | None]) -> Table:
         robust.append(best.average_robust if averaged else best.robust)
         rows.append((str(seed), str(best.epoch), percent(clean[-1]), percent(robust[-1])))
     if len(clean) > 1:
-        rows.append((f"mean ± s.d. of {len(clean)}", "", _spread(clean), _spread(robust)))
+        rows.append((f"mean ± s.d. of {len(clean)}", "", spread(clean), spread(robust)))
     return Table(("seed", "best epoch", "clean", "robust"), tuple(rows))
 
 
@@ -44,11 +44,13 @@ def evaluated_seeds(results: Mapping[int, Result]) -> Table:
     columns = [[r.clean for r in results.values()], *attacks, [r.robust for r in results.values()]]
     if len(results) == 1:
         return Table(("seed", *table.header[1:]), table.rows[:1])
-    spread = ("mean ± s.d.", *map(_spread, columns))
-    return Table(("seed", *table.header[1:]), (*table.rows[:-1], spread, table.rows[-1]))
+    means = ("mean ± s.d.", *map(spread, columns))
+    return Table(("seed", *table.header[1:]), (*table.rows[:-1], means, table.rows[-1]))
 
 
-def _spread(shares: Sequence[float | None]) -> str:
-    """Mean and standard deviation over seeds in percent; nothing where some are not known."""
+def spread(shares: Sequence[float | None]) -> str:
+    """Mean and standard deviation over seeds in percent, of one seed its share; nothing where some are not known."""
     known = [100 * share for share in shares if share is not None]
-    return f"{mean(known):.2f} ± {stdev(known):.2f}" if len(known) == len(shares) else ""
+    if not known or len(known) < len(shares):
+        return ""
+    return f"{mean(known):.2f} ± {stdev(known):.2f}" if len(known) > 1 else f"{known[0]:.2f}"
