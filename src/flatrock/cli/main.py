@@ -19,6 +19,7 @@ from flatrock.cli import (
     curvature,
     doctor,
     evaluate,
+    export,
     landscape,
     ls,
     overfit,
@@ -86,6 +87,7 @@ app.command("overfit")(overfit.run)
 app.command("curvature")(curvature.run)
 app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
+app.command("export")(export.run)
 app.command("reproduce")(reproduce.run)
 app.command("sweep")(sweep.run)
 app.command("status")(status.run)
