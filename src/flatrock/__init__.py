@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import getdoc
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from flatrock.core.device import Devices
     from flatrock.models.classifier import Classifier
     from flatrock.recipes.reproduce import Outcome
+    from flatrock.recipes.sweep import Swept
 
 __all__ = [
     "L2",
@@ -53,6 +54,7 @@ __all__ = [
     "load",
     "open_run",
     "reproduce",
+    "sweep",
     "train",
 ]
 
@@ -158,6 +160,43 @@ def reproduce(
         outcome = table.make(limit_minutes=limit_minutes, progress=bar, listener=told)
     table.report()
     return outcome
+
+
+def sweep(
+    recipe: str | Path,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    seeds: Sequence[int] = (),
+    runs_dir: str | Path | None = None,
+    shard: str | None = None,
+    csv: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    device: Devices = "auto",
+    limit_minutes: float | None = None,
+    progress: Progress | bool | None = None,
+    **overrides: Any,
+) -> Swept:
+    """Train and evaluate a recipe with every combination of values, for every seed: `flatrock sweep` as a call.
+
+    `grid` has the values of each key, `{"optimizer.lr": [0.05, 0.1], "threat.eps": ["4/255", "8/255"]}`; overrides are
+    keys that all have in common, as in `train`. Runs lie in `runs_dir` (runs/<recipe>-sweep), in folders named after
+    what differs; what is done is skipped. `Swept.settings` has rows by setting, of all processes that share the sweep.
+    """
+    from flatrock.cli.sweep import Told, check_places
+    from flatrock.recipes.sweep import Shard, make_sweep
+    from flatrock.recipes.sweep_plan import plan_sweep
+    from flatrock.recipes.train import written
+
+    where: dict[str, Any] = {"data_dir": None if data_dir is None else Path(data_dir), "download": download}
+    part, target = None if shard is None else Shard.of(shard), None if csv is None else Path(csv)
+    values, place = written(dict(grid)), None if runs_dir is None else Path(runs_dir)
+    plan = plan_sweep(recipe, values, written(overrides), seeds=seeds, runs_dir=place, **where)
+    check_places(plan, target, device)
+    with _listener(progress) as bar:
+        told = Told(plan.runs if part is None else part.part(plan.runs)) if progress is True else None
+        how: dict[str, Any] = {"limit_minutes": limit_minutes, "progress": bar, "listener": told, "device": device}
+        return make_sweep(plan, shard=part, csv=target, **how, **where)
 
 
 def load(source: str | Path | Run, *, which: str = "auto", device: str = "cpu") -> Classifier:

@@ -14,6 +14,8 @@ from typer.testing import CliRunner, Result
 
 import flatrock.cli.evaluate as command
 from flatrock.cli.main import app
+from flatrock.cli.shared import seeds_of
+from flatrock.core.errors import ConfigError
 from flatrock.evaluation.exam import Exam
 from flatrock.evaluation.journal import journaled
 from flatrock.recipes.restore import load
@@ -174,15 +176,37 @@ def test_batches_of_something_else_beside_a_finished_seed_are_no_obstacle(
     assert attempts == [] and len(list(copied.glob("*seed42.part/chunk-*"))) == 1
 
 
-@pytest.mark.parametrize("text", ["", "3", "1,1", "1,-2", "a,b", "0;1", "1.5,2"])
+@pytest.mark.parametrize("text", ["", "0,", "1,-2", "a,b", "0;1", "1.5,2", "4-2", "0-", "0-99999", "²"])
 @pytest.mark.parametrize("of", ["train", "eval"])
 def test_seeds_that_are_none(text: str, of: str, run_folder: Path, tmp_path: Path) -> None:
     done = (
         train(tmp_path / "x", "--seeds", text) if of == "train" else flatrock("eval", str(run_folder), "--seeds", text)
     )
     assert done.exit_code == 2
-    assert f"seeds must be two or more different whole numbers such as 0,1,2, got {text!r}" in done.output
+    said = " ".join(done.output.split())
+    assert "seeds must be whole numbers or ranges of them (of 1000 at most), such as 0,1,2 or 0-4 or 3" in said
+    assert f"got {text!r}" in said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("3", [3]), ("0-2", [0, 1, 2]), ("7, 2-4 ,0", [7, 2, 3, 4, 0])])
+def test_ranges_and_single_seeds(text: str, seeds: list[int]) -> None:
+    assert seeds_of(text) == seeds
+
+
+def test_a_seed_given_twice_is_named() -> None:
+    with pytest.raises(ConfigError, match="seeds must differ, got '0,2-4,3,0' with 0, 3 twice"):
+        seeds_of("0,2-4,3,0")
+
+
+def test_a_single_seed_is_a_table_of_one(run_folder: Path, tmp_path: Path) -> None:
+    trained = train(tmp_path / "x", "--seeds", "5")
+    assert trained.exit_code == 0, trained.output
+    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["x-seed5"]
+    assert "1 seed of digits_standard" in trained.output and "mean" not in trained.output
+    evaluated = flatrock("eval", str(run_folder), *EVAL, "--seeds", "51")
+    assert evaluated.exit_code == 0, evaluated.output
+    assert stored(run_folder, 51)["provenance"]["seed"] == 51 and "mean" not in evaluated.output
 
 
 @pytest.mark.parametrize("folder", [".", "/", ".."])

@@ -149,13 +149,14 @@ def human(seconds: float) -> str:
     return f"{max(seconds, 1):.0f} s"
 
 
-def show(table: Table, title: str = "") -> None:
+def show(table: Table, title: str = "", *, turn: bool = True) -> None:
     """Print a table; the first column is text, the others are numbers, of which no digit is ever cut off.
 
-    One too wide is turned, so that columns become lines; if that does not help it is printed as wide as it is.
+    One too wide is turned, so that columns become lines; if that does not help, or is not wanted because there are many
+    lines, it is printed as wide as it is.
     """
     rich = _drawn(table, title)
-    if _width(rich) > console.width:
+    if turn and _width(rich) > console.width:
         turned = _drawn(_turned(table), title)
         rich = turned if _width(turned) <= console.width else rich
     rich.width = _width(rich)

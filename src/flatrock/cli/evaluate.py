@@ -67,7 +67,7 @@ Surrogate = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted evaluation")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda; all, or such as cuda:0,cuda:1, to share the work")]
 Seed = Annotated[int, typer.Option(help="seed of the attacks' random numbers")]
-Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2: an evaluation each, then their mean and spread")]
+Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2 or 0-4: an evaluation each, then their mean and spread")]
 
 
 def run(

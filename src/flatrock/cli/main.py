@@ -19,6 +19,7 @@ from flatrock.cli import (
     curvature,
     doctor,
     evaluate,
+    export,
     landscape,
     ls,
     overfit,
@@ -28,6 +29,8 @@ from flatrock.cli import (
     report_speed,
     reproduce,
     results,
+    status,
+    sweep,
     train,
 )
 from flatrock.cli.console import friendly, say
@@ -84,7 +87,10 @@ app.command("overfit")(overfit.run)
 app.command("curvature")(curvature.run)
 app.command("bench")(bench.run)
 app.command("pseudo-label")(pseudo_label.run)
+app.command("export")(export.run)
 app.command("reproduce")(reproduce.run)
+app.command("sweep")(sweep.run)
+app.command("status")(status.run)
 app.command("page")(page.run)
 app.command("results")(results.run)
 app.command("report")(report.run)

@@ -16,7 +16,7 @@ from flatrock.cli.console import TerminalProgress, errors, friendly, human, say,
 from flatrock.cli.evaluate import draw_plans, tell_findings
 from flatrock.cli.reproduce_table import Prepared, prepare
 from flatrock.cli.results import tell_changes, tell_expected
-from flatrock.cli.shared import seeds_of
+from flatrock.cli.shared import FAILED, UNFINISHED, seeds_of
 from flatrock.cli.train import tell_run
 from flatrock.core.device import each_device, named_devices, pick_device
 from flatrock.core.progress import clock
@@ -36,9 +36,8 @@ from flatrock.reports.expected import expected_line
 from flatrock.reports.results import overview
 from flatrock.reports.table import Table
 
-# Some rows failed; all went well, but --limit-minutes or another process left some for the next time; all are there,
-# and some are not what their recipes expect.
-FAILED, UNFINISHED, UNEXPECTED = 1, 3, 4
+# An exit code beside FAILED and UNFINISHED: all rows are there, and some are not what their recipes expect.
+UNEXPECTED = 4
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -53,7 +52,7 @@ Page = Annotated[Path | None, typer.Option(help="the .md file to write; default 
 Figures = Annotated[
     Path | None, typer.Option("--papers", help="the papers' figures; default as `flatrock report` has it")
 ]
-Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2: a row each, in <run folder>-seed<N>")]
+Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2 or 0-4: a row each, in <run folder>-seed<N>")]
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Download = Annotated[bool, typer.Option("--download", help="fetch missing data")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda; all, or cuda:0,cuda:1: they share the work")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,6 +21,10 @@ from flatrock.recipes.foreign_model import out_faults
 T = TypeVar("T")
 # How the pages of commands begin, below their title.
 PAGE = "Written by `flatrock "
+# Exit codes of commands that make many things: some failed; all went well, but some were left for the next time.
+FAILED, UNFINISHED = 1, 3
+# A range of more seeds than that is a slip of the hand.
+MOST_SEEDS = 1000
 
 
 def recognised(files: Sequence[Path], read: Callable[[Path], T | None], command: str) -> list[tuple[Path, T]]:
@@ -50,11 +55,20 @@ def words(text: str) -> list[str]:
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds of `--seeds 0,1,2`: whole numbers, at least two, none of them twice."""
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isdecimal() for word in found) or len(set(map(int, found))) < max(2, len(found)):
-        raise ConfigError(f"seeds must be two or more different whole numbers such as 0,1,2, got {text!r}")
-    return [int(word) for word in found]
+    """The seeds of `--seeds 0,2-4`: whole numbers and ranges of them, none twice."""
+    found: list[int] = []
+    for word in (word.strip() for word in text.split(",")):
+        span = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word, re.ASCII)
+        first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
+        if not first <= last < first + MOST_SEEDS:
+            raise ConfigError(
+                f"seeds must be whole numbers or ranges of them (of {MOST_SEEDS} at most), such as 0,1,2 or 0-4 or 3, "
+                f"got {text!r}"
+            )
+        found += range(first, last + 1)
+    if twice := [str(seed) for seed in dict.fromkeys(found) if found.count(seed) > 1]:
+        raise ConfigError(f"seeds must differ, got {text!r} with {', '.join(twice)} twice; leave one out")
+    return found
 
 
 def radii_of(text: str | None) -> list[str]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flatrock.cli.console import TerminalProgress, errors, friendly, say, show
-from flatrock.cli.shared import seeds_of
+from flatrock.cli.console import TerminalProgress, errors, friendly, say
+from flatrock.cli.shared import FAILED, UNFINISHED, seeds_of
+from flatrock.cli.train_seeds import SeveralSeeds
 from flatrock.core.device import named_devices
-from flatrock.core.errors import ConfigError, StateError, TrainingError
+from flatrock.core.errors import ConfigError, TrainingError
 from flatrock.core.runs import Run
-from flatrock.engine.folder import RunFolder
 from flatrock.recipes.load import load_recipe, load_seeds, place_of
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.restore import eval_command
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
-from flatrock.reports.seeds import trained_seeds
 from flatrock.reports.table import percent
 
 
@@ -32,34 +30,34 @@ def run(
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
     run_dir: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>")] = None,
-    seeds: Annotated[str | None, typer.Option(help="such as 0,1,2: one run each, in <run folder>-seed<N>")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="such as 0,1,2 or 0-4: one run each, in <run folder>-seed<N>")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with data already there")] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch missing data")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda; all, or cuda:0,cuda:1: they share batches")] = "auto",
 ) -> None:
     """Train a recipe; interrupted runs continue with --resume."""
     how: dict[str, Any] = {"data_dir": data_dir, "download": download, "device": named_devices(device)}
-    how |= {"resume": resume, "overwrite": overwrite}
+    left: dict[int, str] = {}
     with friendly("the same command with --resume continues from the last saved state"):
         if seeds is None:
             chosen = load_recipe(recipe, overrides or [], resume=resume)
-            runs = {chosen.seed: _trained(chosen, place_of(recipe, run_dir, resume=resume), **how)}
+            place = place_of(recipe, run_dir, resume=resume)
+            runs = {chosen.seed: _trained(chosen, place, resume=resume, overwrite=overwrite, **how)}
         else:
             wanted = load_seeds(recipe, overrides or [], seeds_of(seeds))
             folders = {seed: _folder(chosen, run_dir) for seed, chosen in wanted.items()}
-            if not (resume or overwrite):
-                _check_free(list(folders.values()))
-            runs = {}
-            for seed, chosen in wanted.items():
-                say(f"seed {seed}")
-                runs[seed] = _trained(chosen, folders[seed], **how)
-            show(trained_seeds(runs), f"{len(runs)} seeds of {chosen.name}, on the data that choose epochs")
+            several = SeveralSeeds(wanted, folders, resume=resume, overwrite=overwrite)
+            several.look()
+            runs, left = several.train(_trained, **how)
+            several.tell(runs, left)
         for done in runs.values():
             words = [] if data_dir is None else ["--data-dir", str(data_dir)]
             if done is not None and (command := eval_command(done, *words)):
                 say(f"next: {command}")
-        if None in runs.values():
-            raise typer.Exit(1)
+        if None in runs.values() or left:
+            raise typer.Exit(FAILED if None in runs.values() else UNFINISHED)
 
 
 def _trained(chosen: Recipe, folder: Path | None, **how: Any) -> Run | None:
@@ -87,16 +85,6 @@ def _folder(chosen: Recipe, run_dir: Path | None) -> Path:
             f"run-dir must end in a name with --seeds, got {str(base)!r}; runs/x has them in runs/x-seed0, ..."
         )
     return base.with_name(f"{base.name}-seed{chosen.seed}")
-
-
-def _check_free(folders: Sequence[Path]) -> None:
-    """Refused now, not after the runs before it."""
-    taken = [str(folder) for folder in folders if RunFolder(folder).in_use()]
-    if taken:
-        raise StateError(
-            f"in use: {', '.join(taken)}; continue with --resume (finished runs are kept), replace with --overwrite, "
-            "or choose another place with --run-dir"
-        )
 
 
 def _summary(done: Run) -> list[str]:

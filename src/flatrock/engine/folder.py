@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from flatrock.engine.writer import Writer
 STATUSES = ("running", "interrupted", "finished", "truncated", "failed")
 # Of runs that can go on; one that was killed could not write that it is no longer running.
 UNENDED = ("running", "interrupted")
+# Of runs that are what their recipes say, to the end (of train.max_steps, where that comes first).
+ENDED = ("finished", "truncated")
 AT_WORK = "a process is training it now"
 # Exactly the names a run writes; anything else in the folder is the user's and is never touched.
 OWN_FILE = re.compile(
@@ -89,10 +91,21 @@ class RunFolder:
     def check_resumable(self) -> None:
         """Refuse early, and without leaving a trace, where there is nothing to resume."""
         if not self.begun():
-            raise StateError(
-                f"{self.path} cannot be resumed: there is no {self.state.name}; start again with --overwrite "
-                "(in Python: overwrite=True)"
-            )
+            raise StateError(f"{self.path} cannot be resumed: there is no {self.state.name}; {self.anew()}")
+
+    def anew(self) -> str:
+        """What can be done about a run without a state that can be read; never what would destroy finished work."""
+        if not (self.info.is_file() or self.barely_begun()):
+            return "it is not a flatrock run, and is left alone; choose another --run-dir (in Python: folder=...)"
+        with suppress(StateError):
+            if self.read_info()["status"] in ENDED:
+                return "the run has ended and needs no state: use it as it is, and delete states that are damaged"
+        if not (self.last.exists() or self.metrics.exists()):
+            return "start again with --overwrite (in Python: overwrite=True): no epoch of it was finished"
+        return (
+            "train it anew in another --run-dir (in Python: folder=...), which leaves its epochs there to look at, or "
+            "in their place with --overwrite (in Python: overwrite=True)"
+        )
 
     def begun(self) -> bool:
         """Whether there is a state to go on from."""
@@ -216,7 +229,7 @@ class RunFolder:
         """The run as it stands on disk."""
         info = self.read_info()
         records = self.records()
-        if info["status"] in ("finished", "truncated") and len(records) != info.get("epochs_done"):
+        if info["status"] in ENDED and len(records) != info.get("epochs_done"):
             raise StateError(f"{self.metrics} has lost epochs; `train --resume` rebuilds it from the checkpoint")
         findings = tuple(str(text) for text in info.get("findings", ()))
         return Run(self.path, tuple(records), str(info["status"]), str(info.get("reason", "")), findings)

@@ -168,4 +168,4 @@ def _newest_intact(folder: RunFolder, progress: Progress) -> tuple[Path, dict[st
             if folder.state.exists():
                 folder.state.replace(folder.damaged_state)
         return path, tensors, meta
-    raise StateError(f"{folder.path} cannot be resumed:\n  " + "\n  ".join(problems) + "\nstart again with --overwrite")
+    raise StateError(f"{folder.path} cannot be resumed:\n  " + "\n  ".join(problems) + f"\n{folder.anew()}")

@@ -22,7 +22,7 @@ def tell_changes(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
     if not before.get("summary") or about.get("summary") != before["summary"]:
         return
     now, then = _trained(raw), _trained(given)
-    told = [f"{key} {_written(now[key])}" for key in now if key not in then or now[key] != then[key]]
+    told = [f"{key} {in_a_word(now[key])}" for key in now if key not in then or now[key] != then[key]]
     told += [f"no {key}" for key in then if key not in now]
     if now and told:
         raw["about"] = {**about, "summary": f"{before['summary']} (changed: {', '.join(told)})"}
@@ -52,7 +52,7 @@ def _trained(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in leaves(keys).items() if key != "seed"}
 
 
-def _written(value: Any) -> str:
+def in_a_word(value: Any) -> str:
     """A value as a recipe has it: 4/255 where the number would be long."""
     import yaml
 

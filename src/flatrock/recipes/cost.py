@@ -55,7 +55,7 @@ def estimate(recipe: Recipe, *, device: torch.device, samples: int | None = None
 
     `devices` of the kind of `device` share every batch; what they send to each other is not counted.
     """
-    samples = samples or _samples(recipe)
+    samples = samples or known_samples(recipe)
     model = build_model(recipe).to(device).eval()
     team = Team(0, devices)
     rows = rows_at_once(recipe, team)
@@ -126,8 +126,8 @@ def _points(recipe: Recipe) -> int:
     return attack.points if isinstance(attack, PathAttack) else 1
 
 
-def _samples(recipe: Recipe) -> int | None:
-    """Samples trained on in an epoch; None if only the files know."""
+def known_samples(recipe: Recipe) -> int | None:
+    """Samples trained on in an epoch; None if only the files know. ConfigError if they are too few."""
     data = recipe.data
     known = info(data.name).train_size
     if known is None:

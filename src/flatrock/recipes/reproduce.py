@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from flatrock.core.bands import Bands, missed
 from flatrock.core.device import Devices, each_device, free_memory, pick_device
 from flatrock.core.errors import BusyError, FlatrockError, StateError
 from flatrock.core.files import write_atomic
-from flatrock.core.locks import locked
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result
 from flatrock.core.rows import Row, add_rows
@@ -23,6 +22,7 @@ from flatrock.engine.folder import UNENDED, RunFolder
 from flatrock.evaluation.journal import discard_left_over
 from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.expected import expected_bands
+from flatrock.recipes.folders import making
 from flatrock.recipes.reproduce_plan import NEW, Planned
 from flatrock.recipes.results import collect_run, take_attacks
 from flatrock.recipes.train import train_recipe
@@ -92,7 +92,7 @@ class _OutOfTime(Exception):
 
 def reproduce_rows(
     planned: Sequence[Planned],
-    out: Path,
+    out: Path | None,
     *,
     data_dir: Path | None = None,
     download: bool = False,
@@ -101,7 +101,7 @@ def reproduce_rows(
     progress: Progress | None = None,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Train, evaluate and collect every row, except for what is done; `out` is written after each.
+    """Train, evaluate and collect every row, except for what is done; `out`, if there is one, is written after each.
 
     A row that fails does not end the others. Rows in `out` that are not among these are kept.
     """
@@ -118,7 +118,7 @@ def reproduce_rows(
         told.row(number, one, todo)
         try:
             _check_needs(one, [other for other in left if other.folder in busy])
-            with _alone(one) if todo else nullcontext():
+            with making(one.folder) if todo else nullcontext():
                 rows.append(_row(one, means, told))
         except (_OutOfTime, BusyError) as error:
             left.append(one)
@@ -132,18 +132,11 @@ def reproduce_rows(
             problems[one.folder] = _traced(one, error)
             told.failed(one, problems[one.folder])
             rows += _as_it_is(one, means)
-        add_rows(out, rows)
+        if out is not None:
+            add_rows(out, rows)
         told.added(one, rows)
     bands = expected_bands(rows, [one.recipe for one in planned])
     return Outcome(rows=rows, problems=problems, left=left, busy=busy, bands=bands)
-
-
-@contextmanager
-def _alone(planned: Planned) -> Iterator[None]:
-    """Of several that make a table each row has one who makes it: looks what there is, trains, evaluates, collects."""
-    planned.folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(planned.folder.with_name(f".{planned.folder.name}.lock"), "making", planned.folder):
-        yield
 
 
 def _check_needs(planned: Planned, others: Sequence[Planned]) -> None:

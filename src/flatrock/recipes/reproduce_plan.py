@@ -11,17 +11,15 @@ from typing import Any
 
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import sha256
-from flatrock.core.progress import Silent
 from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
 from flatrock.data.catalog import default_folder, found, how_to_get, info
-from flatrock.engine.folder import UNENDED, RunFolder, differences
+from flatrock.engine.folder import UNENDED, RunFolder
 from flatrock.recipes.build import extra_fault
-from flatrock.recipes.changed import leaves
+from flatrock.recipes.folders import place_faults
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
-from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
-from flatrock.recipes.restore import stored_recipe
+from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import built_on, sources
@@ -94,9 +92,26 @@ def plan_rows(
             place = runs_dir / _run_name(recipe, plain, numbered=bool(seeds))
             ends = ("best", "last") if recipe.name in last else ("best",)
             rows.append(Planned(recipe=recipe, folder=place, ends=ends))
+    return checked_rows(rows, faults, runs_dir=runs_dir, data_dir=data_dir, download=download)
+
+
+def checked_rows(
+    rows: Sequence[Planned],
+    faults: dict[str, list[str]],
+    *,
+    runs_dir: Path,
+    data_dir: Path | None = None,
+    download: bool = False,
+    option: str = "--runs-dir",
+    alone: bool = False,
+) -> list[Planned]:
+    """The rows, each after the one it needs; ConfigError lists these faults and whatever is wrong with a row.
+
+    `option` is that of the command which says where runs lie; `alone`: it makes no rows that others are built on.
+    """
     rows = [_with_sources(row, rows, runs_dir) for row in rows]
     for row in rows:
-        for fault in _faults(row, rows, data_dir, download):
+        for fault in _faults(row, rows, data_dir, download, option, alone=alone):
             faults.setdefault(fault, []).append(row.folder.name)
     if faults:
         raise ConfigError("nothing was begun:", tuple(_told(*fault) for fault in faults.items()))
@@ -167,35 +182,19 @@ def _with_sources(row: Planned, rows: Sequence[Planned], runs_dir: Path) -> Plan
     return replace(row, recipe=recipe, needs=tuple(needs))
 
 
-def _faults(row: Planned, rows: Sequence[Planned], data_dir: Path | None, download: bool) -> list[str]:
+def _faults(
+    row: Planned, rows: Sequence[Planned], data_dir: Path | None, download: bool, option: str, *, alone: bool
+) -> list[str]:
     """What keeps a row from being trained or evaluated, as far as that can be known before."""
     if sum(other.folder == row.folder for other in rows) > 1:
         return [f"two recipes would be trained into {row.folder}; give one of them another name"]
     try:
-        faults = _folder_faults(row)
+        faults = place_faults(row.recipe, row.folder, elsewhere=f"choose another place with {option}")
         if faults or not row.left():
             return faults
     except FlatrockError as error:
         return [str(error)]
-    return [*_data_faults(row.recipe, data_dir, download), *_source_faults(row)]
-
-
-def _folder_faults(row: Planned) -> list[str]:
-    """A run of another recipe, or something that is no run, lies where this one would."""
-    folder, elsewhere = RunFolder(row.folder), "choose another place with --runs-dir"
-    if folder.in_use() and not folder.info.is_file() and not folder.barely_begun():
-        return [f"{row.folder} holds something that is not a flatrock run; {elsewhere}"]
-    if row.status == NEW:
-        return []
-    there = str(folder.read_info()["recipe_hash"])
-    # Whether it could be trained here is of no interest: it is looked at for what is different.
-    stored = stored_recipe(folder, Silent()) if folder.recipe.exists() else None
-    # Other attacks are no other run: its weights are as wanted, and are evaluated anew.
-    odd = [] if stored is None else differences(leaves(row.recipe.training_keys()), leaves(stored.training_keys()))
-    if there == recipe_hash(row.recipe) and not odd:
-        return []
-    told = f": {'; '.join(odd[:3])}{' ...' if len(odd) > 3 else ''}" if odd else ""
-    return [f"{row.folder} is a run of another recipe{told}; remove it, or {elsewhere}"]
+    return [*_data_faults(row.recipe, data_dir, download), *_source_faults(row, alone=alone)]
 
 
 def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[str]:
@@ -205,7 +204,7 @@ def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[
     return [*faults, *filter(None, [extra_fault(recipe)])]
 
 
-def _source_faults(row: Planned) -> list[str]:
+def _source_faults(row: Planned, *, alone: bool) -> list[str]:
     """What a recipe is built on must be there, and fit, unless it is among the rows."""
     faults: list[str] = []
     for key, place in sources(row.recipe).items():
@@ -213,7 +212,10 @@ def _source_faults(row: Planned) -> list[str]:
         if has_own or place in row.needs or row.status not in (NEW, *UNENDED):
             continue
         if not place.exists() and place.name in recipe_names():
-            faults.append(f"{key}: there is no run {place}; name {place.name} too, it will come first")
+            cure = (
+                f"make it first: flatrock train {place.name}" if alone else f"name {place.name} too, it will come first"
+            )
+            faults.append(f"{key}: there is no run {place}; {cure}")
         elif fault := SOURCE_FAULTS[key](row.recipe):
             faults.append(fault)
     return faults

@@ -17,6 +17,7 @@ from flatrock.core.runs import Run
 from flatrock.core.threat import L2, Linf
 from flatrock.engine.loop import OnEpoch, train
 from flatrock.recipes.build import build_job
+from flatrock.recipes.finished import finished_before
 from flatrock.recipes.load import load_recipe, place_of
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.together import train_together
@@ -37,7 +38,8 @@ def train_recipe(
 ) -> Run:
     """Load, build and train; bad input raises before anything is written.
 
-    With `resume` a run, or its folder, may stand for the recipe: it goes on where it is, as it began.
+    With `resume` a run, or its folder, may stand for the recipe: it goes on where it is, as it began. One that has
+    finished is returned as it is, also if its states were deleted.
     Several devices share every batch, a process on each; a script that asks for that does so behind
     `if __name__ == "__main__":`, because those processes read it, too.
     """
@@ -48,9 +50,11 @@ def train_recipe(
         raise ConfigError(f"a loaded recipe takes no overrides, got {', '.join(overrides)}; give them to load_recipe")
     source = recipe.folder if isinstance(recipe, Run) else recipe
     chosen = source if isinstance(source, Recipe) else load_recipe(source, written(overrides), resume=resume)
-    devices = pick_devices(device)
+    devices, place = pick_devices(device), place_of(source, folder, resume=resume)
+    if resume and not overwrite and (done := finished_before(chosen, place, progress)) is not None:
+        return done
     how: dict[str, Any] = {
-        "folder": place_of(source, folder, resume=resume),
+        "folder": place,
         "data_folder": None if data_dir is None else Path(data_dir),
         "download": download,
         "resume": resume,

@@ -28,22 +28,29 @@ def trained_seeds(runs: Mapping[int, Run | None]) -> Table:
         robust.append(best.average_robust if averaged else best.robust)
         rows.append((str(seed), str(best.epoch), percent(clean[-1]), percent(robust[-1])))
     if len(clean) > 1:
-        rows.append((f"mean ± s.d. of {len(clean)}", "", _spread(clean), _spread(robust)))
+        rows.append((f"mean ± s.d. of {len(clean)}", "", spread(clean), spread(robust)))
     return Table(("seed", "best epoch", "clean", "robust"), tuple(rows))
 
 
 def evaluated_seeds(results: Mapping[int, Result]) -> Table:
-    """One row per seed of the attacks, mean and standard deviation, and the per-sample worst case over all seeds."""
+    """One row per seed of the attacks, mean and standard deviation, and the per-sample worst case over all seeds.
+
+    Of one seed there is nothing but its row.
+    """
     first = next(iter(results.values()))
     flags = {name: torch.stack([r.flags[name] for r in results.values()]).all(0) for name in first.flags}
     table = comparison({**{str(s): r for s, r in results.items()}, "all seeds": replace(first, flags=flags)})
     attacks = [[r.per_attack[name] for r in results.values()] for name in first.per_attack]
     columns = [[r.clean for r in results.values()], *attacks, [r.robust for r in results.values()]]
-    spread = ("mean ± s.d.", *map(_spread, columns))
-    return Table(("seed", *table.header[1:]), (*table.rows[:-1], spread, table.rows[-1]))
+    if len(results) == 1:
+        return Table(("seed", *table.header[1:]), table.rows[:1])
+    means = ("mean ± s.d.", *map(spread, columns))
+    return Table(("seed", *table.header[1:]), (*table.rows[:-1], means, table.rows[-1]))
 
 
-def _spread(shares: Sequence[float | None]) -> str:
-    """Mean and standard deviation over seeds in percent; nothing where some are not known."""
+def spread(shares: Sequence[float | None]) -> str:
+    """Mean and standard deviation over seeds in percent, of one seed its share; nothing where some are not known."""
     known = [100 * share for share in shares if share is not None]
-    return f"{mean(known):.2f} ± {stdev(known):.2f}" if len(known) == len(shares) else ""
+    if not known or len(known) < len(shares):
+        return ""
+    return f"{mean(known):.2f} ± {stdev(known):.2f}" if len(known) > 1 else f"{known[0]:.2f}"
