@@ -14,6 +14,7 @@ from results_cases import fake_run
 from table_cases import NAMES, TINY, lasting
 
 import flatrock as library
+import flatrock.engine.follow as steps
 import flatrock.recipes.reproduce as engine
 from flatrock.cli.reproduce import Told
 from flatrock.core.locks import locked
@@ -153,6 +154,41 @@ def test_a_row_that_fails_is_shown_and_ends_no_other(finished: Path, here: Path,
     again = flatrock("reproduce", "bad.yaml", "digits_at", *TINY, *CPU)
     assert (again.exit_code, calls) == (1, [])
     assert "It failed before and is not tried again; remove runs/bad-" in again.output
+
+
+def test_an_error_before_there_is_a_run_spoils_no_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: device is busy")
+
+    monkeypatch.setattr("flatrock.recipes.train.build_job", busy)
+    done = flatrock("reproduce", "digits_at", *TINY, *CPU)
+    assert done.exit_code == 1 and "device is busy" in done.output
+    (kept,) = (here / "runs").glob("digits_at-*/failure.txt")
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    again = flatrock("reproduce", "digits_at", *TINY, *CPU)
+    assert again.exit_code == 0, again.output
+    assert not kept.exists()
+
+
+def test_a_run_that_broke_off_can_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = steps.train_step
+
+    def breaks(job: Any, batch: Any, *, step: int, guard: bool) -> Any:
+        if step > len(job.loader):
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return whole(job, batch, step=step, guard=guard)
+
+    monkeypatch.setattr(steps, "train_step", breaks)
+    assert flatrock("reproduce", "digits_at", *TINY, *CPU).exit_code == 1
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    again = flatrock("reproduce", "digits_at", *TINY, *CPU)
+    (folder,) = (here / "runs").glob("digits_at-*")
+    told = f"go on with `flatrock train runs/{folder.name} --resume` if the cause is gone, or remove"
+    assert again.exit_code == 1 and told in " ".join(again.output.split())
+    assert flatrock("train", f"runs/{folder.name}", "--resume", *CPU).exit_code == 0
+    assert flatrock("reproduce", "digits_at", *TINY, *CPU).exit_code == 0
 
 
 def test_rows_that_need_one_that_failed(here: Path) -> None:

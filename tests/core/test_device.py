@@ -6,7 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from flatrock.core.device import alike_devices, kind_fault, memory_is_short, named_devices, pick_devices, shared_by
+from flatrock.core.device import (
+    alike_devices,
+    free_memory,
+    kind_fault,
+    memory_is_short,
+    named_devices,
+    pick_devices,
+    shared_by,
+)
 from flatrock.core.errors import ConfigError
 from flatrock.core.team import LostError, Team
 
@@ -72,3 +80,19 @@ def test_want_of_memory_is_no_loss_of_another_process(monkeypatch: pytest.Monkey
     error = RuntimeError("Connection closed by peer")
     with pytest.raises(LostError, match=r"another process of this training has ended .*Connection closed by peer"):
         Team(0, 2).total(torch.ones(1))
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:3"])
+def test_no_device_is_asked_before_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """torch refuses to tell of a device by its number before anything has initialised CUDA, which this must not do."""
+
+    def refuses(*_: object) -> None:
+        raise RuntimeError("Invalid device argument 0: did you call init?")
+
+    for asked in ("empty_cache", "reset_peak_memory_stats", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, asked, refuses)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert free_memory(torch.device(name)) == 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="did you call init"):
+        free_memory(torch.device(name))

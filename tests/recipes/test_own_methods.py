@@ -342,3 +342,31 @@ told = []
     first, second = (record.terms for record in run.records)
     assert first["total"] == pytest.approx(first["ce"], rel=1e-5)
     assert second["total"] == pytest.approx(second["ce"] + 3 * second["kl"], rel=1e-5)
+
+
+def test_an_objective_sees_inputs_and_which_samples_they_are(methods: Path) -> None:
+    methods.write_text(
+        methods.read_text()
+        + """
+
+class Looking(Trades):
+    def loss(self, views, y):
+        far = (views.adv.x - views.clean.x).abs().amax().item()
+        seen.append((far, tuple(views.clean.x.shape[1:]), views.ids.tolist(), views.clean.x.requires_grad))
+        return super().loss(views, y)
+
+
+seen = []
+"""
+    )
+    import sys
+
+    flatrock.train("digits_at", folder="runs/own", **SHORT, objective={"name": "mymethods:Looking"})
+    seen = sys.modules["mymethods"].seen[1:]  # the first one was the trial
+    assert {shape for _, shape, _, _ in seen} == {(1, 8, 8)}
+    assert 0.0199 < max(far for far, *_ in seen) <= 0.0200001
+    assert not any(grad for *_, grad in seen)
+    ids = [i for _, _, ids, _ in seen for i in ids]
+    half = len(ids) // 2
+    assert sorted(ids[:half]) == sorted(ids[half:]), "two epochs over the same samples"
+    assert len(set(ids[:half])) == half

@@ -95,6 +95,9 @@ def free_memory(device: torch.device, *, compiled: bool = False) -> int:
     if not compiled:
         torch.compiler.reset()
     gc.collect()
+    # torch refuses to ask a device by its number before that.
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_reserved(device)

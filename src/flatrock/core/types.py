@@ -20,20 +20,25 @@ SampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class View:
-    """One network pass: the input of the last linear layer, and what that layer made of it."""
+    """One network pass: the input of the last linear layer, what that layer made of it; in a loss, also its inputs."""
 
     features: Tensor
     logits: Tensor
+    x: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Views:
-    """The passes an objective asked for, a pass it did not ask for is None; and the labels of the helper's."""
+    """The passes an objective asked for, a pass it did not ask for is None; and the labels of the helper's.
+
+    `ids` say which samples of the training set these are.
+    """
 
     clean: View | None
     adv: View | None
     helper: View | None = None
     helper_y: Tensor | None = None
+    ids: Tensor | None = None
 
 
 # Terms of a loss that look at labels: a method that puts soft labels beside them takes their weight from these.

@@ -127,7 +127,9 @@ class RunFolder:
 
     def barely_begun(self) -> bool:
         """Whether a run was killed before run.json, the first file it writes, was whole."""
-        return {p.name for p in self.path.iterdir()} <= {f".{self.info.name}.part", self.lock.name}
+        first = (self.info, self.failure)  # of an error before there was a run, `reproduce` keeps where it came from
+        known = {self.lock.name, self.failure.name, *(f".{file.name}.part" for file in first)}
+        return {p.name for p in self.path.iterdir()} <= known
 
     def clear(self) -> None:
         """Remove only the files a run writes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ def seen_inputs(x: Tensor, point: Point) -> dict[str, Tensor]:
     return where if point.noise is None else {name: inputs + point.noise for name, inputs in where.items()}
 
 
-def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, point: Point) -> Views:
+def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, point: Point, ids: Tensor | None = None) -> Views:
     """Run the named passes in order; a repeated one is run without gradient, for BatchNorm's sake only."""
     where = seen_inputs(x, point)
     seen: dict[str, View] = {}
@@ -80,7 +80,8 @@ def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, point: Point) -
             else:
                 seen[name] = runner.view(where[name])
     labels = None if point.help is None else point.help.y
-    return Views(seen.get("clean"), seen.get("adv"), seen.get("helper"), labels)
+    told = {name: replace(view, x=where[name]) for name, view in seen.items()}
+    return Views(told.get("clean"), told.get("adv"), told.get("helper"), labels, ids)
 
 
 def decayed(model: nn.Module) -> list[nn.Parameter]:
@@ -96,7 +97,7 @@ def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> 
     with kept_buffers(job.model), nudged(job.model, shift):
         total: Tensor | None = None
         for point in points:
-            views = run_passes(job.runner, tuple(dict.fromkeys(objective.passes)), stage.x, point)
+            views = run_passes(job.runner, tuple(dict.fromkeys(objective.passes)), stage.x, point, stage.ids)
             share = _weighted(objective.loss(views, stage.y).total, point.weight)
             total = share if total is None else total + share
         assert total is not None
@@ -116,7 +117,7 @@ def descend(stage: Stage, points: Sequence[Point]) -> Descent:
     for i, point in enumerate(points):
         if i == 1:  # from now on gradients are added to what the first point left
             job.runner.settle()
-        views = run_passes(job.runner, job.passes, stage.x, point)
+        views = run_passes(job.runner, job.passes, stage.x, point, stage.ids)
         parts = _with_flatness(stage, point, views)
         _weighted(parts.total, point.weight).backward()  # type: ignore[no-untyped-call]
         _add(losses, parts, point.weight)

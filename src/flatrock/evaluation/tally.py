@@ -117,10 +117,11 @@ class Tally:
 
 def in_8_bits(x_adv: Tensor, x: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
     """Each input at the nearest levels of 8 bits, towards x where these leave the ball; whether it is in the ball."""
-    levels = LEVELS * x_adv
-    nearest = levels.round() / LEVELS
+    most = torch.full((), LEVELS, dtype=x_adv.dtype, device=x_adv.device)  # as `dataset.scaled` divides, on any device
+    levels = most * x_adv
+    nearest = levels.round() / most
     near = 1e-3  # a level that rounding missed by a little is that level
-    inwards = torch.where(x_adv > x, (levels + near).floor(), (levels - near).ceil()) / LEVELS
+    inwards = torch.where(x_adv > x, (levels + near).floor(), (levels - near).ceil()) / most
     fits = threat.size(nearest - x) <= threat.eps + SLACK
     found = torch.where(per_row(fits, x), nearest, inwards)
     return found, threat.size(found - x) <= threat.eps + SLACK

@@ -14,23 +14,26 @@ from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.types import Objective, Parts, View, Views
 from flatrock.engine.loss import check_parts
 from flatrock.engine.schedule import Schedule
+from flatrock.models.classifier import Classifier
 from flatrock.recipes.schema import Recipe
 
 # Samples of the passes an objective is tried on.
 ROWS = 4
 
 
-def check_loss(name: str, objective: Objective, *, classes: int, width: int) -> None:
+def check_loss(name: str, objective: Objective, model: Classifier) -> None:
     """ConfigError unless the objective makes a loss of passes as training gives them, with gradients to descend on.
 
-    `width` is that of the network's features, which an objective may have weights of its own for.
+    They are of the model's classes, of the width of its features, which an objective may have weights of its own for,
+    and of inputs of its shape, which it may ask another network about; the model itself is not run.
     """
-    gen = Seed(0).child("check").generator()
-    sizes = (width, classes)
+    gen, classes = Seed(0).child("check").generator(), model.num_classes
+    sizes = (model.head.in_features, classes)
     drawn = {p: [torch.randn(ROWS, n, generator=gen).requires_grad_() for n in sizes] for p in objective.passes}
-    views = {p: View(features, logits) for p, (features, logits) in drawn.items()}
-    y = torch.arange(ROWS) % classes
-    made = Views(views.get("clean"), views.get("adv"), views.get("helper"), y if "helper" in views else None)
+    x = torch.rand(ROWS, *model.input_shape, generator=gen)
+    views = {p: View(features, logits, x) for p, (features, logits) in drawn.items()}
+    y, ids = torch.arange(ROWS) % classes, torch.arange(ROWS)
+    made = Views(views.get("clean"), views.get("adv"), views.get("helper"), y if "helper" in views else None, ids)
     try:
         with torch.enable_grad(), kept_global_rng(torch.get_default_device()):
             first = Moment(epoch=1, step=0, share=0.0, seed=Seed(0).child("check"))

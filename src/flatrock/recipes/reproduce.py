@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -187,7 +188,11 @@ def _run(planned: Planned, means: Means, told: Listener) -> Run:
     status, folder = planned.status, RunFolder(planned.folder)
     if status == "failed":
         why = str(folder.read_info().get("reason", "")).rstrip(".")
-        raise StateError(f"{why}. It failed before and is not tried again; remove {planned.folder} to train it anew")
+        cure = f"remove {planned.folder} to train it anew"
+        if folder.failure.is_file() and folder.begun():  # no word of ours ended it: a device, a file, the user's code
+            again = f"flatrock train {shlex.quote(str(planned.folder))} --resume"
+            cure = f"go on with `{again}` if the cause is gone, or {cure}"
+        raise StateError(f"{why}. It failed before and is not tried again; {cure}")
     if status not in (NEW, *UNENDED):
         return folder.run()
     for device in map(pick_device, each_device(means.device)):

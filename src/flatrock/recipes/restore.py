@@ -150,7 +150,7 @@ def restored(
 def stored_recipe(folder: RunFolder, progress: Progress | None = None) -> Recipe:
     """The recipe a run was trained with; StateError if its file was edited since."""
     recipe = trained_recipe(_content(folder), str(folder.recipe), progress)
-    if recipe_hash(recipe) != folder.owner():
+    if folder.info.is_file() and recipe_hash(recipe) != folder.owner():
         raise StateError(
             f"{folder.recipe} was edited: its run was trained with another recipe (hash {folder.owner()}, that of the "
             f"file is {recipe_hash(recipe)}); undo that, or take the recipe from a copy of the folder"

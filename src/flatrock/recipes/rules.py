@@ -71,8 +71,7 @@ def _own_objective(draft: Draft) -> None:
     """An objective of the user's gives a loss; asked once the network is known, which has classes and features."""
     section, objective, model = draft.get("objective", Named), draft.objective, draft.model
     if objective is not None and isinstance(model, Classifier) and is_own(section.name):
-        sizes = {"classes": model.num_classes, "width": model.head.in_features}
-        draft.build("objective", lambda: check_loss(section.name, objective, **sizes))
+        draft.build("objective", lambda: check_loss(section.name, objective, model))
 
 
 def _data(draft: Draft) -> None:

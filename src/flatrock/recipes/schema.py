@@ -124,8 +124,8 @@ class Optimizer(Named):
     """The update rule; keys beyond these are options of the optimizer named.
 
     Those that some optimizers lack (SHARED) are 0 where they are left out and the one named lacks them. `decay_on:
-    weights` spares biases and BatchNorm; with `schedule_on: decayed` these also keep the first rate, lr, for good, as in
-    the code of Rice and of AWP with --l2. l1 and l2 are penalties on weights, added to the loss.
+    weights` spares biases and BatchNorm; with `schedule_on: decayed` these also keep the first rate, lr, for good, as
+    in the code of Rice and of AWP with --l2. l1 and l2 are penalties on weights, added to the loss.
     """
 
     name: str = "sgd"
