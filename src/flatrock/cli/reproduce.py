@@ -36,8 +36,8 @@ from flatrock.reports.expected import expected_line
 from flatrock.reports.results import overview
 from flatrock.reports.table import Table
 
-# Some rows failed; all went well, but --limit-minutes or another process left some for the next time; all are there,
-# and some are not what their recipes expect.
+# Some rows failed; all went well, but --limit-minutes, another process or a missing file left some for the next time;
+# all are there, and some are not what their recipes expect.
 FAILED, UNFINISHED, UNEXPECTED = 1, 3, 4
 Words = Annotated[
     list[str],
@@ -100,7 +100,7 @@ def run(
         if files := table.report():
             say("\n".join(f"wrote {file}" for file in (table.out, *files)))
         tell_expected(outcome.rows, outcome.bands)
-        if outcome.problems or outcome.left:
+        if outcome.problems or outcome.left or outcome.lacking:
             raise typer.Exit(FAILED if outcome.problems else UNFINISHED)
         if outcome.missed:
             raise typer.Exit(UNEXPECTED)
@@ -180,8 +180,15 @@ def _tell_outcome(table: Prepared, outcome: Outcome) -> None:
     for planned in outcome.left:
         why = outcome.busy.get(planned.folder, "no time was left")
         say(("not made ", "yellow"), f"{planned.folder.name}: {why}; the same command goes on")
+    _tell_lacking(table)
     if outcome.problems:
         say(f"{len(outcome.problems)} of {len(table.rows)} rows failed", to=errors)
+
+
+def _tell_lacking(table: Prepared) -> None:
+    """Rows of published tables that are not made for want of a file."""
+    for name, fault in table.lacking.items():
+        say(("left out ", "yellow"), f"{name}: {fault}")
 
 
 def _tell_plan(table: Prepared) -> None:
@@ -196,6 +203,7 @@ def _tell_plan(table: Prepared) -> None:
     show(Table(("run", "training", "left", "time of training"), tuple(lines)))
     todo = sum(bool(row.left()) for row in table.rows)
     say(f"{len(lines)} rows, {len(lines) - todo} of them done; results in {table.out}, page {table.page}")
+    _tell_lacking(table)
     for key, text in table.outlooks().items():
         say(f"{key}: {text}")
     if changed := sum(bool(changes(row.recipe)) for row in table.rows):

@@ -38,17 +38,6 @@ def recipe_names() -> list[str]:
     return [n for n in library() if not n.startswith("_")]
 
 
-def table_rows() -> dict[str, list[str]]:
-    """The recipes of each published table, by the name of its file."""
-    return {path.stem: list(_read(path)["rows"]) for path in sorted(TABLES.glob("*.yaml"))}
-
-
-def table_summaries() -> dict[str, str]:
-    """What each of them is, in a line."""
-    sources = {name: _read(TABLES / f"{name}.yaml")["about"]["source"] for name in table_rows()}
-    return {name: f"{len(rows)} rows, {sources[name]}" for name, rows in table_rows().items()}
-
-
 def summaries() -> dict[str, str]:
     """What each of them is, in a line, and where it was measured what is expected of it, in percent.
 

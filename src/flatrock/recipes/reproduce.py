@@ -55,7 +55,7 @@ class Outcome:
     """The rows in their order, why some are not what they should be, and those left for the next time.
 
     There was no time for those, or they are `busy`: another process was making them. `bands`, by the key of a row, are
-    what its recipe expects.
+    what its recipe expects. `lacking` are recipes of a published table that were left out, and what they would need.
     """
 
     rows: Sequence[Row]
@@ -63,6 +63,7 @@ class Outcome:
     left: Sequence[Planned]
     busy: Mapping[Path, str] = field(default_factory=dict)
     bands: Mapping[Hashable, Bands] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def missed(self) -> list[Row]:

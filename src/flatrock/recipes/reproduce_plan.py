@@ -5,29 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import sha256
 from flatrock.core.progress import Silent
-from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
-from flatrock.data.catalog import default_folder, found, how_to_get, info
+from flatrock.data.catalog import default_folder, how_to_get, info
+from flatrock.data.catalog import found as found_data
 from flatrock.engine.folder import UNENDED, RunFolder, differences
 from flatrock.recipes.build import extra_fault
 from flatrock.recipes.changed import leaves
 from flatrock.recipes.helper import helper_fault
-from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
+from flatrock.recipes.load import load_recipe, load_seeds, recipe_names
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
+from flatrock.recipes.reproduce_names import Overrides, Tables, found
 from flatrock.recipes.restore import stored_recipe
 from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import built_on, sources
 from flatrock.recipes.start import start_fault
 
-Overrides = Iterable[str] | Mapping[str, Any]
 NEW = "new"
 SOURCE_FAULTS = {"objective.helper": helper_fault, "model.weights": start_fault}
 # The longest part of a folder's name that says how a recipe was changed.
@@ -74,15 +74,17 @@ def plan_rows(
     last: Collection[str] = (),
     data_dir: Path | None = None,
     download: bool = False,
+    tables: Tables = MappingProxyType({}),
 ) -> list[Planned]:
     """The rows named, each after the one it needs; ConfigError lists what is wrong with any of them.
 
-    `last` are the recipes whose last epoch is evaluated too. Nothing is written.
+    A name may be one of `tables` and mean all of its recipes. `last` are the recipes whose last epoch is evaluated too.
+    Nothing is written.
     """
     faults: dict[str, list[str]] = {}
     rows: list[Planned] = []
     overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
-    for name in _found(names, faults):
+    for name in found(names, tables, faults):
         try:
             recipes = load_seeds(name, overrides, seeds) if seeds else {None: load_recipe(name, overrides)}
         except FlatrockError as error:
@@ -108,23 +110,6 @@ def _told(fault: str, names: Sequence[str]) -> str:
     names = list(dict.fromkeys(names))
     others = f" and {len(names) - 3} others" if len(names) > 4 else f", {names[3]}" if len(names) == 4 else ""
     return f"{', '.join(names[:3])}{others}: {fault}" if names else fault
-
-
-def _found(words: Iterable[str], faults: dict[str, list[str]]) -> list[str]:
-    """The recipes meant: by name, by file, by pattern, or all of a table; each once."""
-    known, tables = recipe_names(), table_rows()
-    names: dict[str, None] = {}
-    for word in words:
-        if word in library() or Path(word).suffix in (".yaml", ".yml"):
-            chosen = [word]
-        else:
-            chosen = tables.get(word) or [name for name in known if fnmatchcase(name, word)]
-        if not chosen:
-            faults[unknown("recipe, pattern or table", word, [*known, *tables]) + "; see `flatrock ls recipes`"] = []
-        names |= dict.fromkeys(chosen)
-    if not names and not faults:
-        faults["no recipe is named; see `flatrock ls recipes`"] = []
-    return list(names)
 
 
 def _plain(name: str) -> Recipe | None:
@@ -200,7 +185,7 @@ def _folder_faults(row: Planned) -> list[str]:
 
 def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[str]:
     data, faults = recipe.data, []
-    if found(data.name, data_dir) is None and not (download and info(data.name).remote):
+    if found_data(data.name, data_dir) is None and not (download and info(data.name).remote):
         faults.append(f"{data.name} not found in {data_dir or default_folder()}; {how_to_get(data.name)}")
     return [*faults, *filter(None, [extra_fault(recipe)])]
 

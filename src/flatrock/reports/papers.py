@@ -112,6 +112,11 @@ class Papers:
     protocols: Mapping[str, Protocol] = field(default_factory=dict)
 
     @property
+    def tables(self) -> dict[str, Protocol]:
+        """The published tables, by name."""
+        return {key: part for key, part in self.protocols.items() if part.published}
+
+    @property
     def last_epochs(self) -> set[str]:
         """The recipes for which a paper prints a last epoch."""
         rows = [row for protocol in self.protocols.values() for row in protocol.rows.items()]
@@ -155,9 +160,14 @@ def known_papers(given: Path | None, folder: Path, names: Mapping[str, str] | No
     beside = folder / OWN.name
     if given or beside.exists():
         return read_papers(given or beside)
-    files = [read_papers(path) for path in _shipped()]
-    own = Papers(protocols={key: part for papers in files for key, part in papers.protocols.items()})
+    own = shipped_papers()
     return own if names is None else own.concerning(names)
+
+
+def shipped_papers() -> Papers:
+    """All that comes with flatrock."""
+    files = [read_papers(path) for path in _shipped()]
+    return Papers(protocols={key: part for papers in files for key, part in papers.protocols.items()})
 
 
 def _shipped() -> list[Path]:
