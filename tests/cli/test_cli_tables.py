@@ -26,6 +26,7 @@ BASELINES = {
     "rat_table1": 1,
     "rat_table2": 1,
     "rat_table5": 2,
+    "rat_table7": 2,
     "rat_table8": 4,
     "s2o_models": 3,
     "trh_moons": 1,
@@ -81,6 +82,15 @@ def test_what_rows_are_built_on_comes_along_and_first() -> None:
     assert set(rows) == {*table_rows()["rat_table8"], "cifar10_standard"} - {"cifar10_hat_ddpm_linf"}
     (row,) = [r for r in prepare(["rat_table8"], download=True, runs_dir=Path("x")).rows if "hat" in r.recipe.name]
     assert row.needs == (Path("x/cifar10_standard"),)
+
+
+def test_what_rows_are_attacked_from_comes_along_too() -> None:
+    rows = planned("rat_table4")
+    at = {"cifar10_at_linf", "cifar100_at_linf", "svhn_at_linf"}
+    assert set(rows) == {*table_rows()["rat_table4"], *at} and len(rows) == 9
+    assert rows.index("svhn_at_linf") < rows.index("svhn_trades_awp_linf")
+    without = prepare(["rat_table4"], ["evaluate.more=[]"], download=True, device="cpu").rows
+    assert [row.recipe.name for row in without] == table_rows()["rat_table4"]
 
 
 def test_a_row_that_lacks_images_is_left_out_unless_it_is_named() -> None:

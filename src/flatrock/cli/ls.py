@@ -29,7 +29,10 @@ def _rows(registry: Registry[Any]) -> list[tuple[str, str]]:
 def _attacks() -> list[tuple[str, str]]:
     return [
         *_rows(ATTACKS),
-        (f"{TRANSFER}*", f"any of these crafted on another run (eval --surrogate), as {TRANSFER}pgd-20"),
+        (
+            f"{TRANSFER}*",
+            f"any of these crafted on another run (eval --surrogate, evaluate.more in recipes), as {TRANSFER}pgd-20",
+        ),
     ]
 
 

@@ -13,7 +13,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, errors, friendly, human, say, show
-from flatrock.cli.evaluate import draw_plans, tell_findings
+from flatrock.cli.evaluated import draw_plans, tell_findings
 from flatrock.cli.reproduce_table import Prepared, prepare
 from flatrock.cli.results import tell_changes, tell_expected
 from flatrock.cli.shared import seeds_of
@@ -137,7 +137,7 @@ class Told(Listener):
         draw_plans(result, file)
         tell_findings(result)
         about = planned.recipe.about
-        if about.expect and not about.bands and not changes(planned.recipe):
+        if about.expect and not about.bands and not changes(planned.recipe) and result.provenance["whole_plan"]:
             say(f"expected: {about.expect}")
 
     def failed(self, planned: Planned, why: str) -> None:

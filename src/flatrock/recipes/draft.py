@@ -15,7 +15,7 @@ from flatrock.core.registry import unknown
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack, Objective
 from flatrock.data.source import Source
-from flatrock.recipes.schema import Named
+from flatrock.recipes.sections import Named
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import Any
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import scalar
 from flatrock.recipes.read import read_yaml
-from flatrock.recipes.schema import Named, Recipe
+from flatrock.recipes.schema import Recipe
+from flatrock.recipes.sections import Named
 
 
 def spelled_out(key: str, value: Any) -> Any:

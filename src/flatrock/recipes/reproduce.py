@@ -165,29 +165,31 @@ def _row(planned: Planned, means: Means, told: Listener) -> Row:
             _evaluate(planned, run, means, told)
     row = collect_run(planned.folder, means.progress)
     for name in row.scores:  # killed after it had stored a result, an evaluation has left its batches
-        discard_left_over(run.folder / f"result-{name}.part")
+        for part in run.folder.glob(f"result-{name}*.part"):
+            discard_left_over(part)
     return row
 
 
 def _evaluate(planned: Planned, run: Run, means: Means, told: Listener) -> None:
     """Make the results that are missing."""
-    for name in planned.unevaluated(run):
-        if means.late:
-            raise _OutOfTime
-        if means.download:  # a run that was trained elsewhere has brought no data
-            data = planned.recipe.data
-            load_data(data.name, "test", folder=means.data_dir, download=True, **data.options)
-        result = evaluate_run(
-            run,
-            which=name,
-            doubt=True,
-            journal=True,
-            resume=True,
-            data_folder=means.data_dir,
-            device=means.device,
-            progress=means.progress,
-        )
-        told.evaluated(planned, result, store_result(run, result))
+    for name, questions in planned.unevaluated(run).items():
+        for asked in questions:
+            if means.late:
+                raise _OutOfTime
+            if means.download:  # a run that was trained elsewhere has brought no data
+                data = planned.recipe.data
+                load_data(data.name, "test", folder=means.data_dir, download=True, **data.options)
+            result = evaluate_run(
+                run,
+                which=name,
+                **{"doubt": True, **asked},
+                journal=True,
+                resume=True,
+                data_folder=means.data_dir,
+                device=means.device,
+                progress=means.progress,
+            )
+            told.evaluated(planned, result, store_result(run, result))
 
 
 def _run(planned: Planned, means: Means, told: Listener) -> Run:

@@ -11,6 +11,7 @@ from typing import Any
 from flatrock.core.errors import FlatrockError
 from flatrock.core.registry import unknown
 from flatrock.recipes.build import extra_fault
+from flatrock.recipes.further import surrogates
 from flatrock.recipes.load import library, load_recipe, recipe_names
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.schema import Recipe
@@ -68,9 +69,9 @@ def _loaded(name: str, overrides: Overrides) -> Recipe | None:
 
 
 def _with_needs(name: str, load: Callable[[str], Recipe | None], seen: tuple[str, ...] = ()) -> Iterator[str]:
-    """The recipes of the library whose usual runs one is built on, and itself."""
+    """The recipes of the library whose usual runs one is built on, or attacked from, and itself."""
     recipe = load(name)
-    for place in sources(recipe).values() if recipe is not None else ():
+    for place in (sources(recipe) | surrogates(recipe)).values() if recipe is not None else ():
         usual = place.parent == DEFAULT_RUNS and place.name in recipe_names()
         if usual and place.name not in (*seen, name):
             yield from _with_needs(place.name, load, (*seen, name))

@@ -18,15 +18,17 @@ from flatrock.data.catalog import found as found_data
 from flatrock.engine.folder import UNENDED, RunFolder, differences
 from flatrock.recipes.build import extra_fault
 from flatrock.recipes.changed import leaves
+from flatrock.recipes.further import crafted_on, surrogates
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import load_recipe, load_seeds, recipe_names
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
 from flatrock.recipes.reproduce_names import Overrides, Tables, found
 from flatrock.recipes.restore import stored_recipe
-from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged
+from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged, questions_left
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import built_on, sources
 from flatrock.recipes.start import start_fault
+from flatrock.recipes.surrogate import surrogate_fault
 
 NEW = "new"
 SOURCE_FAULTS = {"objective.helper": helper_fault, "model.weights": start_fault}
@@ -50,19 +52,32 @@ class Planned:
         begun = folder.in_use() and not folder.barely_begun()
         return str(folder.read_info()["status"]) if begun else NEW
 
-    def unevaluated(self, run: Run) -> list[str]:
-        """The checkpoints of the run that are to be evaluated: those asked for, and results of older weights."""
+    def unevaluated(self, run: Run) -> dict[str, list[dict[str, Any]]]:
+        """The checkpoints of the run that are to be evaluated, and what is to be asked (options of evaluate_run).
+
+        They are those asked for, and results of older weights, of which the recipe's own plan is made again.
+        """
         main = "best" if run.best_average is None else "average-best"
-        older = [name for name in CHECKPOINTS if (run.folder / f"result-{name}.json").is_file()]
-        wanted = dict.fromkeys([*(main.replace("best", end) for end in self.ends), *older])
-        return [name for name in wanted if not is_evaluated(run, name, self.recipe)]
+        wanted = [main.replace("best", end) for end in self.ends]
+        asked = {name: questions_left(run, name, self.recipe) for name in wanted}
+        for name in (name for name in CHECKPOINTS if (run.folder / f"result-{name}.json").is_file()):
+            asked.setdefault(name, [] if is_evaluated(run, name, self.recipe) else [{}])
+        return {name: left for name, left in asked.items() if left}
 
     def left(self) -> list[str]:
         """What is to be done: `train`, and the epochs that are not evaluated; nothing of a run that failed."""
         status = self.status
         if status in (NEW, *UNENDED):
             return ["train", *self.ends]
-        return [] if status == "failed" else self.unevaluated(RunFolder(self.folder).run())
+        return [] if status == "failed" else list(self.unevaluated(RunFolder(self.folder).run()))
+
+    def crafted_on(self) -> dict[str, Path]:
+        """The surrogates of evaluations that are to be made, by the key that names each."""
+        if self.status in (NEW, *UNENDED):
+            return surrogates(self.recipe)
+        run = RunFolder(self.folder).run()
+        wanted = [options.get("surrogate") for left in self.unevaluated(run).values() for options in left]
+        return {key: place for key, place in surrogates(self.recipe).items() if str(place) in wanted}
 
 
 def plan_rows(
@@ -139,17 +154,18 @@ def _named(recipe: Recipe) -> dict[str, Any]:
 
 def _with_sources(row: Planned, rows: Sequence[Planned], runs_dir: Path) -> Planned:
     """Runs that a recipe is built on: those of their name among the rows (of the lowest seed), else beside them."""
-    recipe, needs = row.recipe, []
-    for key, said in sources(recipe).items():
+    recipe, needs, crafted = row.recipe, [], surrogates(row.recipe)
+    for key, said in (sources(recipe) | crafted).items():
+        move = crafted_on if key in crafted else built_on
         usual, beside = said.parent == DEFAULT_RUNS, runs_dir / said.name
         others = [other for other in rows if other.folder != row.folder]
         asked = [r for r in others if r.folder == said or (usual and r.recipe.name == said.name)]
         if asked:
             needs.append(min(asked, key=lambda r: r.recipe.seed).folder)
-            recipe = built_on(recipe, key, needs[-1])
+            recipe = move(recipe, key, needs[-1])
         elif usual and beside.exists():
-            recipe = built_on(recipe, key, beside)
-    return replace(row, recipe=recipe, needs=tuple(needs))
+            recipe = move(recipe, key, beside)
+    return replace(row, recipe=recipe, needs=tuple(dict.fromkeys(needs)))
 
 
 def _faults(row: Planned, rows: Sequence[Planned], data_dir: Path | None, download: bool) -> list[str]:
@@ -191,15 +207,17 @@ def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[
 
 
 def _source_faults(row: Planned) -> list[str]:
-    """What a recipe is built on must be there, and fit, unless it is among the rows."""
+    """What a recipe is built on, or attacked from, must be there, and fit, unless it is among the rows."""
     faults: list[str] = []
-    for key, place in sources(row.recipe).items():
-        has_own = key == "model.weights" and RunFolder(row.folder).begun()
-        if has_own or place in row.needs or row.status not in (NEW, *UNENDED):
+    untrained = row.status in (NEW, *UNENDED)
+    begun = RunFolder(row.folder).begun()
+    built = {k: p for k, p in sources(row.recipe).items() if untrained and not (k == "model.weights" and begun)}
+    for key, place in (built | row.crafted_on()).items():
+        if place in row.needs:
             continue
         if not place.exists() and place.name in recipe_names():
             faults.append(f"{key}: there is no run {place}; name {place.name} too, it will come first")
-        elif fault := SOURCE_FAULTS[key](row.recipe):
+        elif fault := SOURCE_FAULTS[key](row.recipe) if key in built else surrogate_fault(row.recipe, key, place):
             faults.append(fault)
     return faults
 

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from flatrock.core.bands import Band, bands_text
-from flatrock.core.errors import ConfigError
 from flatrock.core.guests import is_own
-from flatrock.core.numbers import number, scalar
-
-
-def _number(value: Any) -> float:
-    try:
-        return number(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("but it must be a whole number")
-    return scalar(value) if isinstance(value, str) else value
+from flatrock.recipes.sections import AttackSpec, Named, Number, Section, Whole, read_number
 
 
 def _folder_name(value: str) -> str:
@@ -35,56 +20,8 @@ def _folder_name(value: str) -> str:
     return value
 
 
-Number = Annotated[float, BeforeValidator(_number)]
-Whole = Annotated[int, BeforeValidator(_whole)]
-
-
-class Section(BaseModel):
-    """A group of keys; unknown keys are faults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Named(BaseModel):
-    """A thing chosen by name; the other keys are its options, checked against its registry."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    # Declared keys that are of the thing named all the same, and go with its options where another is named above it.
-    its_own: ClassVar[tuple[str, ...]] = ()
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spelled_alike(cls, values: Any) -> Any:
-        """1/255 in a file and on the command line are the same choice, so they are stored, and hash, alike."""
-        if not isinstance(values, Mapping):
-            return values
-        return {k: v if k in cls.model_fields else _read(v) for k, v in values.items()}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Every key but the declared ones."""
-        return dict(self.model_extra or {})
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, str):
-        return scalar(value)
-    return [_read(v) for v in value] if isinstance(value, list) else value
-
-
-def _named(value: Any) -> Any:
-    if not isinstance(value, str | Mapping):
-        raise ValueError("but an attack is text such as 'pgd-20' or a mapping such as {name: pgd, steps: 20}")
-    return value
-
-
-# The check comes first: what fits neither of two types would be two faults.
-AttackSpec = Annotated[str | dict[str, Any], BeforeValidator(_named)]
-
-
 def _band(value: Any) -> Band:
-    ends = [_number(end) for end in value] if isinstance(value, list | tuple) else []
+    ends = [read_number(end) for end in value] if isinstance(value, list | tuple) else []
     if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= 100:
         raise ValueError("but a band is [lowest, highest] in percent of the test set, such as [97.5, 99.0]")
     return ends[0], ends[1]
@@ -234,10 +171,28 @@ class Select(Section):
     size: Annotated[Whole, Field(ge=1)] | None = None
 
 
+class Further(Section):
+    """One more evaluation, of another question: options of `flatrock eval`; what is left out is as in the recipe's own.
+
+    `surrogate` is the run that attacks called transfer- craft on.
+    """
+
+    attacks: tuple[AttackSpec, ...]
+    norm: Literal["linf", "l2"] | None = None
+    eps: Number | None = None
+    surrogate: Annotated[str, Field(min_length=1)] | None = None
+    limit: Annotated[Whole, Field(ge=1)] | None = None
+    first: bool = False
+
+
 class Evaluate(Section):
-    """The attacks and plans `flatrock eval` runs unless told otherwise; without batch_size it fits the device."""
+    """The attacks and plans `flatrock eval` runs unless told otherwise; without batch_size it fits the device.
+
+    `more` are evaluations beside it, each with a result of its own: they take no part in its worst case.
+    """
 
     attacks: tuple[AttackSpec, ...] = ("fgsm", "pgd-20", "cw-20")
+    more: tuple[Further, ...] = ()
     batch_size: Annotated[Whole, Field(ge=1)] | None = None
 
 

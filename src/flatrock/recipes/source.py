@@ -13,7 +13,8 @@ from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.load import recipe_names
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.restore import facts, open_checkpoint, restored
-from flatrock.recipes.schema import Named, Network, Recipe
+from flatrock.recipes.schema import Network, Recipe
+from flatrock.recipes.sections import Named
 
 
 @dataclass(frozen=True)
