@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +12,17 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.evaluated import Shown, called, draw, narrow, store
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import check_csv, check_out, radii_of, seeds_of
+from flatrock.cli.shared import check_csv, check_out, radii_of, seeds_of, words
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
+from flatrock.recipes.checkpoints import checkpoints
 from flatrock.recipes.evaluate import adversarial_file, check_radii, evaluate_run, result_place
 from flatrock.recipes.foreign import evaluate_foreign, foreign_place
-from flatrock.recipes.further import measures_of, options_of, surrogates
-from flatrock.recipes.restore import evaluated_recipe
+from flatrock.recipes.further import measures_of, options_of, surrogates, where_of
+from flatrock.recipes.restore import CHOICES, evaluated_recipe
 from flatrock.recipes.surrogate import surrogate_fault
+from flatrock.reports.checkpoints import BEST, checkpoint_table, chosen_by
 from flatrock.reports.radii import draw_radii, evaluated_radii
 from flatrock.reports.seeds import evaluated_seeds
 
@@ -35,7 +37,10 @@ Attacks = Annotated[
 ]
 Which = Annotated[
     str,
-    typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept; the entry of --weights"),
+    typer.Option(
+        help="comma-separated: best, last, average-best, average-last, epoch-10; kept = every epoch kept; auto = best, "
+        "averaged if kept; the entry of --weights"
+    ),
 ]
 Norm = Annotated[str | None, typer.Option(help="of the threat: linf or l2; a run's own if left out")]
 Eps = Annotated[
@@ -105,17 +110,18 @@ def run(
         check_source(source, own, "evaluate")
         _check_files(out, csv)
         asked = _asked(seeds, seed, eps, out, csv)
+        files = _checkpoints(source, which)
+        _check_one(files, asked, csv)
+        if len(files) == 1:
+            (source,), how["which"] = files, "auto"
         if seeds is None and len(asked) > 1:
-            check_radii(source, list(asked), which=which, norm=norm, attacks=chosen)
+            check_radii(source, list(asked), which=how["which"], norm=norm, attacks=chosen)
         ask = _Asker(source, own, how, device, shown, per_class=per_class, keep_adversarial=keep_adversarial)
-        found: dict[str, Result] = {}
-        for name, differs in asked.items():
-            title = f"{'eps' if seeds is None else 'seed'} {name}" if name else ""
-            found[name], place = ask(title, csv=csv, **differs)
-        if len(found) > 1:
-            _tell_several(found, place, called(source, found[name]), radii=seeds is None)
-        elif source is not None and seed == 0 and votes == 1 and not (chosen or norm or eps or surrogate or limit):
-            _ask_further(ask, source, which)
+        usual = seeds is None and seed == 0 and votes == 1 and not (chosen or norm or eps or surrogate or limit)
+        if len(files) > 1:
+            _ask_each(ask, files, asked[""], usual=usual)
+        else:
+            _ask_one(ask, asked, csv, by="eps" if seeds is None else "seed", usual=usual)
 
 
 @dataclass(frozen=True)
@@ -152,17 +158,70 @@ class _Asker:
             return evaluate_run(self.source, **how, device=devices, progress=progress)
 
 
-def _ask_further(ask: _Asker, source: Path, which: str) -> None:
-    """What the recipe asks beside its own evaluation, each in a file of its own; ConfigError if one cannot be made."""
-    recipe = evaluated_recipe(source, which)
+def _ask_one(ask: _Asker, asked: Mapping[str, Mapping[str, Any]], csv: Path | None, *, by: str, usual: bool) -> None:
+    """One checkpoint, or a model of one's own: by radius or seed, if there are several, and a table of all."""
+    found: dict[str, Result] = {}
+    for name, differs in asked.items():
+        found[name], place = ask(f"{by} {name}" if name else "", csv=csv, **differs)
+    if len(found) > 1:
+        _tell_several(found, place, called(ask.source, found[name]), radii=by == "eps")
+    elif ask.source is not None and usual:
+        _tell_lost(_ask_further(ask, ask.source)[1])
+
+
+def _ask_further(ask: _Asker, source: Path) -> tuple[list[tuple[str, Result]], list[str]]:
+    """What the recipe asks beside its own evaluation, each in a file of its own: the results, each with what tells it
+    from that one, and why some could not be made."""
+    recipe = evaluated_recipe(source, ask.how["which"])
     places = {str(place): (key, place) for key, place in surrogates(recipe).items()}
     lost = {text: fault for text, (key, place) in places.items() if (fault := surrogate_fault(recipe, key, place))}
+    found = []
     for one in recipe.evaluate.more:
         if one.surrogate not in lost:
             say()
-            ask(f"further: {', '.join(measures_of(one, recipe.threat))}", seed=0, **options_of(one))
-    if lost:
-        raise ConfigError("all is stored but for what is crafted on other runs:", tuple(lost.values()))
+            result, _ = ask(f"further: {', '.join(measures_of(one, recipe.threat))}", seed=0, **options_of(one))
+            found.append((where_of(one, recipe.threat), result))
+    return found, list(lost.values())
+
+
+def _ask_each(ask: _Asker, files: Sequence[Path], differs: Mapping[str, Any], *, usual: bool) -> None:
+    """Several checkpoints of a run, one after the other, and a table of all."""
+    found: dict[str, list[tuple[str, Result]]] = {}
+    lost: dict[str, None] = {}
+    for nth, file in enumerate(files, 1):
+        one = replace(ask, source=file, how={**ask.how, "which": "auto"})
+        found[file.stem] = [("", one(f"{file.stem}, {nth} of {len(files)}", **differs)[0])]
+        more, missing = _ask_further(one, file) if usual else ([], [])
+        found[file.stem] += more
+        lost |= dict.fromkeys(missing)
+        say()
+    name, measure = chosen_by(found)
+    show(narrow(checkpoint_table(found)), f"{files[0].absolute().parent.name}, checkpoint by checkpoint")
+    say(
+        f"* {BEST}: the highest of these checkpoints under each attack, chosen on the test set, each maybe of another "
+        f"one; clean is that of {name}, the highest under {measure}"
+    )
+    _tell_lost(list(lost))
+
+
+def _tell_lost(faults: Sequence[str]) -> None:
+    """ConfigError that names the runs without which some evaluations could not be made."""
+    if faults:
+        raise ConfigError("all is stored but for what is crafted on other runs:", tuple(faults))
+
+
+def _checkpoints(source: Path | None, which: str) -> list[Path]:
+    """The checkpoints of a run folder that are named by epoch, or several of them; none: `which` is the one."""
+    if source is None or not source.is_dir() or which in CHOICES:
+        return []
+    return checkpoints(source, words(which))
+
+
+def _check_one(files: Sequence[Path], asked: Mapping[str, Any], csv: Path | None) -> None:
+    """Of several checkpoints one thing is asked."""
+    if len(files) > 1 and (len(asked) > 1 or csv is not None):
+        what = "--csv" if csv is not None else "--seeds, or --eps with several radii,"
+        raise ConfigError(f"{what} is of one checkpoint, but --which names {len(files)}; leave one out")
 
 
 def _tell_several(found: Mapping[str, Result], last: Path, name: str, *, radii: bool) -> None:
