@@ -337,7 +337,7 @@ def test_a_result_is_stored_before_it_is_told(run_folder: Path, monkeypatch: pyt
     def closed(*_: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("flatrock.cli.evaluate.show", closed)
+    monkeypatch.setattr("flatrock.cli.evaluated.show", closed)
     flatrock("eval", run_folder, "--attacks", "pgd-6", *FEW)
     assert (run_folder / "result-best-pgd-6-n40-seed0.json").is_file()
 

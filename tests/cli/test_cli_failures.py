@@ -114,7 +114,7 @@ def test_averages_that_collapsed_are_not_what_to_evaluate_next(tmp_path: Path, m
 def test_result_that_cannot_be_stored_is_shown(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flatrock.cli.evaluate.write_result", raising(StateError(f"could not write {AWKWARD}")))
+    monkeypatch.setattr("flatrock.cli.evaluated.write_result", raising(StateError(f"could not write {AWKWARD}")))
     own = shutil.copytree(run_folder, tmp_path / "run")  # others look at what is in theirs
     before = sorted(own.iterdir())
     done = flatrock("eval", own, "--attacks", "fgsm", "--limit", "20", *ON_CPU)

@@ -49,10 +49,10 @@ def table1(tmp_path_factory: pytest.TempPathFactory) -> str:
         "| method | recipe | seed | epoch | clean | PGD-20 | CW-20 | AutoAttack |",
         "| RAT 1st, eta 0.2 | `cifar10_trades_rat1_linf_eta020` | 0 | best, 2 | 83.00 | 54.00 | 51.00 | 49.00 |",
         "| RAT 1st+2nd, eta 0.2 - RAT 1st, eta 0.2 | +1.00 ± 0.31 | -0.10 ± 0.10 | -3.00 ± 0.54 | +2.50 ± 0.49 |",
-        "| method | paper | clean | PGD-20 | CW-20 | AutoAttack | RayS |",
-        "| TRADES | RAT (Jin et al. 2023) Table 7, PreActResNet-18 | 82.89 (-0.89) |  |  |  | 56.06 |",
+        "| method | paper | clean | PGD-20 | CW-20 | AutoAttack |",
+        "| TRADES | RAT (Jin et al. 2023) Table 7, PreActResNet-18 | 82.89 (-0.89) |  |  |  |",
         "| RAT 1st+2nd, eta 0.2 | RAT (Jin et al. 2023) Table 1, PreActResNet-18 | 84.13 (-0.13) | 54.91 (-1.01) | "
-        "52.53 (-4.53) | 50.30 (+1.20) |  |",
+        "52.53 (-4.53) | 50.30 (+1.20) |",
         "- RAT 1st, eta 0.2 minus TRADES (RAT (Jin et al. 2023) Table 1, PreActResNet-18; RAT (Jin et al. 2023) Table "
         "7, PreActResNet-18): clean +0.66 there, +1.00 ± 0.31 here: reproduced.",
         "- RAT 1st+2nd, eta 0.2 minus RAT 1st, eta 0.2 (RAT (Jin et al. 2023) Table 1, PreActResNet-18): clean +0.58 "
@@ -65,8 +65,11 @@ def test_table_1_of_rat_has_this_line(table1: str, line: str) -> None:
     assert line in table1.splitlines()
 
 
-def test_nothing_else_is_on_its_page(table1: str) -> None:
-    assert sections(table1) == ["RAT Table 1: order and weight of its terms"]
+def test_a_table_that_is_whole_is_on_the_page_too_and_nothing_else(table1: str) -> None:
+    """Both rows of Table 7 are rows of Table 1."""
+    assert sections(table1) == ["RAT Table 1: order and weight of its terms", "RAT Table 7: RayS"]
+    (line,) = [line for line in table1.splitlines() if line.startswith("| TRADES | RAT") and "0.0412" in line]
+    assert line.endswith("| 82.89 (-0.89) |  |  |  | 0.0412 | 56.06 (-15.06) |")
     assert "How theirs were made:" in table1 and "What differs there:" not in table1
     (missing,) = [line for line in table1.splitlines() if line.startswith("Not measured yet: ")]
     assert "`cifar10_trades_rat1_linf_eta005`" in missing and "eta020" not in missing
@@ -78,8 +81,8 @@ AT, AT_LAST = {"clean": 81.0, "pgd-20": 52.0}, {"clean": 84.0, "pgd-20": 44.0}
 def test_a_difference_is_judged_under_an_attack_both_rows_have(tmp_path: Path) -> None:
     """AT is attacked as AWP says, AT + RAT as RAT says and as AWP says: PGD-20 of steps of 2/255 can be compared."""
     runs = [
-        fake_run(tmp_path, "cifar10_at_linf", AT, last=AT_LAST),
-        fake_run(tmp_path, "cifar10_at_rat2_linf", {**BASE, PGD: 55.5, "pgd-20": 53.5}),
+        fake_run(tmp_path, "cifar10_at_linf", AT, last=AT_LAST, further=False),
+        fake_run(tmp_path, "cifar10_at_rat2_linf", {**BASE, PGD: 55.5, "pgd-20": 53.5}, further=False),
     ]
     page = page_of(tmp_path, *runs)
     assert sections(page) == ["RAT Table 8: RAT on AT"]
@@ -88,6 +91,19 @@ def test_a_difference_is_judged_under_an_attack_both_rows_have(tmp_path: Path) -
     assert "CW-20" not in line and "AutoAttack" not in line
     cells = "| 83.56 (-1.56) | 54.23 (+1.27) | 52.19 (-2.19) | 48.70 (-0.70) |"
     assert f"| AT + RAT | RAT (Jin et al. 2023) Table 8, PreActResNet-18 {cells}" in page
+
+
+def test_the_baseline_of_another_table_is_attacked_as_this_one_says(tmp_path: Path) -> None:
+    """AT of AWP's Table 3 is that of RAT's Table 8: further evaluations measure what the latter prints."""
+    at = {**AT, PGD: 54.0, CW: 50.7, "autoattack": 46.4}
+    runs = [
+        fake_run(tmp_path, "cifar10_at_linf", at, last=AT_LAST),
+        fake_run(tmp_path, "cifar10_at_rat2_linf", {**BASE, PGD: 55.5, CW: 52.2, "pgd-20": 53.5}),
+    ]
+    page = page_of(tmp_path, *runs)
+    (line,) = [line for line in page.splitlines() if line.startswith("- AT + RAT minus AT (")]
+    assert line.count("+1.50 ± 0.38 here: reproduced") == 2 and "AutoAttack +1.60 there, +1.60 ± 0.40 here" in line
+    assert "| AT | `cifar10_at_linf` | 0 | best, 2 | 81.00 | 54.00 | 50.70 | 46.40 |" in page
 
 
 def test_the_last_epoch_and_spreads_of_awp(tmp_path: Path) -> None:
@@ -125,6 +141,13 @@ def test_two_papers_beside_one_row_and_seconds_beside_none(tmp_path: Path) -> No
     ("names", "found"),
     [
         ("cifar10_at_linf", "awp_table3"),
+        ("cifar10_trades_linf", "rat_table1"),
+        ("cifar10_trades_linf cifar10_trades_rat2_linf_eta020", "rat_table7"),
+        (
+            "cifar10_trades_linf cifar10_trades_rat2_linf_eta020 cifar10_trades_rat1_linf_eta020",
+            "rat_table1 rat_table7",
+        ),
+        ("cifar10_atent_linf_wrn34 cifar10_atent_l2_k5", "atent_s3 atent_s4"),
         ("cifar10_at_linf cifar10_at_awp_linf", "awp_table3"),
         ("cifar10_at_linf cifar10_at_awp_linf cifar10_at_linf_l1", "awp_table4"),
         ("cifar10_at_linf svhn_at_awp_linf cifar10_at_rat2_linf", "awp_table3 rat_table8"),

@@ -15,8 +15,10 @@ from flatrock.core.files import write_atomic
 from flatrock.core.records import Finding, Result
 from flatrock.core.runs import EpochRecord
 from flatrock.engine.folder import RunFolder
+from flatrock.recipes.further import attack_names, threat_of
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
+from flatrock.recipes.schema import Recipe
 
 N = 1000
 CERTIFICATE = {
@@ -58,6 +60,25 @@ def fake_result(recipe: str, checkpoint: str, epoch: int, percents: Mapping[str,
     )
 
 
+def fake_further(path: Path, recipe: Recipe, checkpoint: str, epoch: int, percents: Mapping[str, float]) -> None:
+    """Results of the further evaluations of a recipe: accuracies of attacks of these names, else half of clean."""
+    for nth, asked in enumerate(recipe.evaluate.more):
+        threat, names = threat_of(asked, recipe.threat), attack_names(asked)
+        found = {name: percents.get(name, percents["clean"] / 2) for name in names}
+        about: dict[str, Any] = {"whole_plan": False, "recipe_hash": recipe_hash(recipe)}
+        if asked.surrogate is not None:
+            other = Path(asked.surrogate).name
+            about["surrogate"] = {
+                "recipe": other,
+                "recipe_hash": recipe_hash(load_recipe(other)),
+                "epoch": 2,
+                "seed": 0,
+            }
+        made = fake_result(recipe.name, checkpoint, epoch, {"clean": percents["clean"], **found}, **about)
+        made = replace(made, threat={"norm": threat.norm, "eps": threat.eps}, findings=())
+        write_atomic(path / f"result-{checkpoint}-further{nth}.json", made.to_json().encode())
+
+
 def fake_run(
     folder: Path,
     recipe: str,
@@ -68,12 +89,14 @@ def fake_run(
     overrides: Mapping[str, Any] | None = None,
     averages: bool = False,
     average_collapsed: bool = False,
+    further: bool = True,
     probes: tuple[float | None, float, float] = (0.30, 0.52, 0.48),
     **info: Any,
 ) -> Path:
     """A run folder of three epochs, the second of which was best; `last` are the accuracies of the third, if asked.
 
-    Where every average collapsed there is no best one, and the plain weights were evaluated.
+    Where every average collapsed there is no best one, and the plain weights were evaluated. Without `further` only the
+    recipe's own evaluation was made.
     """
     averages = averages or average_collapsed
     path, loaded = folder / recipe, load_recipe(recipe, overrides or {})
@@ -98,6 +121,8 @@ def fake_run(
         if found:
             result = fake_result(recipe, f"{stem}{end}", epoch, found, recipe_hash=recipe_hash(loaded))
             write_atomic(path / f"result-{stem}{end}.json", result.to_json().encode())
+            if further:
+                fake_further(path, loaded, f"{stem}{end}", epoch, found)
     return path
 
 

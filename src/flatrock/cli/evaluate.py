@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.evaluated import Shown, called, draw, narrow, store
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import check_csv, check_out, radii_of, seeds_of
+from flatrock.cli.shared import check_csv, check_out, radii_of, seeds_of, words
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
-from flatrock.data.dataset import Dataset
-from flatrock.evaluation.plans import PLANS, TRANSFER
-from flatrock.recipes.evaluate import adversarial_file, check_radii, evaluate_run, result_place, write_result
+from flatrock.recipes.checkpoints import checkpoints
+from flatrock.recipes.evaluate import adversarial_file, check_radii, evaluate_run, result_place
 from flatrock.recipes.foreign import evaluate_foreign, foreign_place
-from flatrock.reports.gallery import check_images
-from flatrock.reports.gallery import gallery as draw_gallery
+from flatrock.recipes.further import measures_of, options_of, surrogates, where_of
+from flatrock.recipes.restore import CHOICES, evaluated_recipe
+from flatrock.recipes.surrogate import surrogate_fault
+from flatrock.reports.checkpoints import BEST, checkpoint_table, chosen_by
 from flatrock.reports.radii import draw_radii, evaluated_radii
-from flatrock.reports.samples import write_samples
 from flatrock.reports.seeds import evaluated_seeds
-from flatrock.reports.table import Table, class_name, comparison, distances, percent, worst_classes
-from flatrock.reports.table import per_class as class_table
-from flatrock.reports.waterfall import draw_waterfall, waterfall
-
-# So many classes that are equally bad are named; more are counted.
-NAMED = 5
 
 Source = Annotated[
     Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")
@@ -43,7 +37,10 @@ Attacks = Annotated[
 ]
 Which = Annotated[
     str,
-    typer.Option(help="best, last, average-best, average-last; auto = best, averaged if kept; the entry of --weights"),
+    typer.Option(
+        help="comma-separated: best, last, average-best, average-last, epoch-10; kept = every epoch kept; auto = best, "
+        "averaged if kept; the entry of --weights"
+    ),
 ]
 Norm = Annotated[str | None, typer.Option(help="of the threat: linf or l2; a run's own if left out")]
 Eps = Annotated[
@@ -103,7 +100,7 @@ def run(
     own: dict[str, Any] = {"model": model, "weights": weights, "data": data, "num_classes": num_classes}
     own |= {"normalize": normalize, "out": out}
     chosen = None if attacks is None else [a.strip() for a in attacks.split(",") if a.strip()]
-    shown = _Shown(gallery)
+    shown = Shown(gallery)
     how: dict[str, Any] = {"which": which, "norm": norm, "attacks": chosen, "surrogate": surrogate}
     how |= {"limit": limit, "first": first, "batch_size": batch_size, "precision": precision, "doubt": doubt}
     how |= {"votes": votes}
@@ -113,71 +110,128 @@ def run(
         check_source(source, own, "evaluate")
         _check_files(out, csv)
         asked = _asked(seeds, seed, eps, out, csv)
+        files = _checkpoints(source, which)
+        _check_one(files, asked, csv)
+        if len(files) == 1:
+            (source,), how["which"] = files, "auto"
         if seeds is None and len(asked) > 1:
-            check_radii(source, list(asked), which=which, norm=norm, attacks=chosen)
-        found: dict[str, Result] = {}
-        for name, differs in asked.items():
-            if name:
-                say(f"{'eps' if seeds is None else 'seed'} {name}")
-            result = found[name] = _evaluated(source, own, **how, **differs, device=device)
-            place = (out or foreign_place(result)) if source is None else result_place(source, result)
-            model_name, classes = _called(source, result), shown.names if per_class else None
-            _store(result, place, model_name, classes, keep_adversarial=keep_adversarial)
-            _draw(result, place, shown, csv)
-            if keep_adversarial:
-                say(f"wrote {adversarial_file(place)}")
-        if len(found) > 1:
-            _tell_several(found, place, model_name, radii=seeds is None)
+            check_radii(source, list(asked), which=how["which"], norm=norm, attacks=chosen)
+        ask = _Asker(source, own, how, device, shown, per_class=per_class, keep_adversarial=keep_adversarial)
+        usual = seeds is None and seed == 0 and votes == 1 and not (chosen or norm or eps or surrogate or limit)
+        if len(files) > 1:
+            _ask_each(ask, files, asked[""], usual=usual)
+        else:
+            _ask_one(ask, asked, csv, by="eps" if seeds is None else "seed", usual=usual)
+
+
+@dataclass(frozen=True)
+class _Asker:
+    """Evaluates the run, or the model of one's own; stores, tells and draws what came of it."""
+
+    source: Path | None
+    own: Mapping[str, Any]
+    how: Mapping[str, Any]
+    device: str
+    shown: Shown
+    per_class: bool
+    keep_adversarial: bool
+
+    def __call__(self, title: str, *, csv: Path | None = None, **differs: Any) -> tuple[Result, Path]:
+        """The result and its file; `differs` are options beside those of the command, or in their place."""
+        if title:
+            say(title)
+        result = self._evaluated(**{**self.how, **differs})
+        place = foreign_place(result) if self.source is None else result_place(self.source, result)
+        place = self.own["out"] or place
+        classes = self.shown.names if self.per_class else None
+        store(result, place, called(self.source, result), classes, keep_adversarial=self.keep_adversarial)
+        draw(result, place, self.shown, csv)
+        if self.keep_adversarial:
+            say(f"wrote {adversarial_file(place)}")
+        return result, place
+
+    def _evaluated(self, **how: Any) -> Result:
+        devices = named_devices(self.device)
+        with TerminalProgress() as progress:
+            if self.source is None:
+                return evaluate_foreign(**self.own, **how, device=devices, progress=progress)
+            return evaluate_run(self.source, **how, device=devices, progress=progress)
+
+
+def _ask_one(ask: _Asker, asked: Mapping[str, Mapping[str, Any]], csv: Path | None, *, by: str, usual: bool) -> None:
+    """One checkpoint, or a model of one's own: by radius or seed, if there are several, and a table of all."""
+    found: dict[str, Result] = {}
+    for name, differs in asked.items():
+        found[name], place = ask(f"{by} {name}" if name else "", csv=csv, **differs)
+    if len(found) > 1:
+        _tell_several(found, place, called(ask.source, found[name]), radii=by == "eps")
+    elif ask.source is not None and usual:
+        _tell_lost(_ask_further(ask, ask.source)[1])
+
+
+def _ask_further(ask: _Asker, source: Path) -> tuple[list[tuple[str, Result]], list[str]]:
+    """What the recipe asks beside its own evaluation, each in a file of its own: the results, each with what tells it
+    from that one, and why some could not be made."""
+    recipe = evaluated_recipe(source, ask.how["which"])
+    places = {str(place): (key, place) for key, place in surrogates(recipe).items()}
+    lost = {text: fault for text, (key, place) in places.items() if (fault := surrogate_fault(recipe, key, place))}
+    found = []
+    for one in recipe.evaluate.more:
+        if one.surrogate not in lost:
+            say()
+            result, _ = ask(f"further: {', '.join(measures_of(one, recipe.threat))}", seed=0, **options_of(one))
+            found.append((where_of(one, recipe.threat), result))
+    return found, list(lost.values())
+
+
+def _ask_each(ask: _Asker, files: Sequence[Path], differs: Mapping[str, Any], *, usual: bool) -> None:
+    """Several checkpoints of a run, one after the other, and a table of all."""
+    found: dict[str, list[tuple[str, Result]]] = {}
+    lost: dict[str, None] = {}
+    for nth, file in enumerate(files, 1):
+        one = replace(ask, source=file, how={**ask.how, "which": "auto"})
+        found[file.stem] = [("", one(f"{file.stem}, {nth} of {len(files)}", **differs)[0])]
+        more, missing = _ask_further(one, file) if usual else ([], [])
+        found[file.stem] += more
+        lost |= dict.fromkeys(missing)
+        say()
+    name, measure = chosen_by(found)
+    show(narrow(checkpoint_table(found)), f"{files[0].absolute().parent.name}, checkpoint by checkpoint")
+    say(
+        f"* {BEST}: the highest of these checkpoints under each attack, chosen on the test set, each maybe of another "
+        f"one; clean is that of {name}, the highest under {measure}"
+    )
+    _tell_lost(list(lost))
+
+
+def _tell_lost(faults: Sequence[str]) -> None:
+    """ConfigError that names the runs without which some evaluations could not be made."""
+    if faults:
+        raise ConfigError("all is stored but for what is crafted on other runs:", tuple(faults))
+
+
+def _checkpoints(source: Path | None, which: str) -> list[Path]:
+    """The checkpoints of a run folder that are named by epoch, or several of them; none: `which` is the one."""
+    if source is None or not source.is_dir() or which in CHOICES:
+        return []
+    return checkpoints(source, words(which))
+
+
+def _check_one(files: Sequence[Path], asked: Mapping[str, Any], csv: Path | None) -> None:
+    """Of several checkpoints one thing is asked."""
+    if len(files) > 1 and (len(asked) > 1 or csv is not None):
+        what = "--csv" if csv is not None else "--seeds, or --eps with several radii,"
+        raise ConfigError(f"{what} is of one checkpoint, but --which names {len(files)}; leave one out")
 
 
 def _tell_several(found: Mapping[str, Result], last: Path, name: str, *, radii: bool) -> None:
     """One table of several evaluations; over radii also a curve, beside the last result."""
     say()
     if not radii:
-        show(_narrow(evaluated_seeds({int(seed): result for seed, result in found.items()})), "seeds of the attacks")
+        show(narrow(evaluated_seeds({int(seed): result for seed, result in found.items()})), "seeds of the attacks")
         return
-    show(_narrow(evaluated_radii(found)), f"{name}, radius by radius")
+    show(narrow(evaluated_radii(found)), f"{name}, radius by radius")
     say(f"drew {draw_radii(found, last.with_name(f'{last.stem}-over-eps.png'), name=name)}")
-
-
-def _evaluated(source: Path | None, own: Mapping[str, Any], *, device: str, **how: Any) -> Result:
-    """The run, or the model of one's own."""
-    devices = named_devices(device)
-    with TerminalProgress() as progress:
-        if source is None:
-            return evaluate_foreign(**own, **how, device=devices, progress=progress)
-        return evaluate_run(source, **how, device=devices, progress=progress)
-
-
-def _called(source: Path | None, result: Result) -> str:
-    """The name of the run's folder, as several runs may have one recipe; without a run that of the recipe or model."""
-    about = result.provenance
-    folder = None if source is None else (source if source.is_dir() else source.parent).resolve()
-    known = folder is not None and (folder / "run.json").is_file()
-    return folder.name if folder is not None and known else str(about.get("recipe", about.get("model")))
-
-
-def _store(result: Result, place: Path, name: str, classes: Sequence[str] | None, *, keep_adversarial: bool) -> None:
-    """Stored before a word is said: who reads only the first lines (| head) has all of it; told in any case."""
-    try:
-        written = write_result(place, result if keep_adversarial else replace(result, adversarial=None))
-    finally:
-        _tell(result, name, classes)
-    say(f"wrote {place}" if written else f"nothing to write: {place} is there already")
-
-
-def _draw(result: Result, stored: Path, shown: _Shown, csv: Path | None) -> None:
-    """What lies beside a result."""
-    if csv is not None:
-        say(f"wrote {write_samples(result, csv)}")
-    draw_plans(result, stored)
-    shown.draw(result, stored)
-
-
-def draw_plans(result: Result, stored: Path) -> None:
-    """Beside a result: what each attack of its plans took away."""
-    for plan in result.plans:
-        say(f"drew {draw_waterfall(result, stored.with_name(f'{stored.stem}-{plan}.png'), plan=plan)}")
 
 
 def _asked(
@@ -198,97 +252,9 @@ def _asked(
     return {str(n): {"seed": n, "eps": eps, "others": numbers[nth:]} for nth, n in enumerate(numbers, 1)}
 
 
-class _Shown:
-    """The test set, whose classes are named in tables; and some of it in a gallery, if that is wanted."""
-
-    def __init__(self, gallery: bool) -> None:
-        self._gallery = gallery
-        self._data: Dataset | None = None
-
-    def remember(self, data: Dataset) -> None:
-        """Before the evaluation: what cannot be drawn is refused now, not hours later."""
-        if self._gallery:
-            check_images(data.input_shape)
-        self._data = data
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What the classes are called."""
-        assert self._data is not None
-        return self._data.class_names or tuple(map(str, range(self._data.num_classes)))
-
-    def draw(self, result: Result, stored: Path) -> None:
-        """After it: beside the result."""
-        if self._data is None or not self._gallery:
-            return
-        if bool(result.worst.equal(result.flags["clean"])):
-            say("no gallery: no attack broke a sample")
-            return
-        x = self._data.images(torch.arange(len(self._data)))
-        file = stored.with_name(f"{stored.stem}-gallery.png")
-        say(f"drew {draw_gallery(x, result, file, names=self.names)}")
-
-
 def _check_files(out: Path | None, csv: Path | None) -> None:
     """What cannot be written is refused now, and so is a table that would take the place of something else."""
     if out is not None:
         check_out(out)
     if csv is not None:
         check_csv(csv)
-
-
-def _tell(result: Result, name: str, classes: Sequence[str] | None) -> None:
-    """The tables, that of these classes only if there are such, and the findings."""
-    about = result.provenance
-    show(_narrow(comparison({name: result})))
-    recipe = about.get("recipe_threat")
-    other = f" (the recipe's: {recipe['norm']} eps {recipe['eps']:.4g})" if recipe else ""
-    made = f"recipe {about['recipe']}; " if about.get("recipe", name) != name else ""
-    say(
-        f"{made}{about['data']}; {result.threat['norm']} eps {result.threat['eps']:.4g}{other}; percent; "
-        "worst case = per sample over all attacks named"
-    )
-    if "votes" in about:
-        say(f"{about['votes']} votes decide: a sample is right if more than half of so many answers are")
-    if result.robust_rounded != result.robust:
-        say(
-            f"worst case {percent(result.robust_rounded)} once adversarial inputs are rounded to 8 bits, "
-            "as an image file does"
-        )
-    for plan in result.plans:
-        say(f"{plan} = {PLANS[plan][1]}")
-    if result.distances:
-        say()
-        show(distances(result), f"{result.threat['norm']} distance to the nearest adversarial point found")
-    for plan in result.plans:
-        say()
-        show(waterfall(result, plan), f"{plan}: what each attack took away")
-    if classes is not None:
-        _tell_classes(result, classes)
-    tell_findings(result)
-
-
-def tell_findings(result: Result) -> None:
-    """Reasons not to believe a result as it is."""
-    for finding in result.findings:
-        say(("finding ", "yellow"), str(finding))
-
-
-def _tell_classes(result: Result, names: Sequence[str]) -> None:
-    say()
-    show(_narrow(class_table(result, names)), "class by class")
-    worst = worst_classes(result)
-    if len(worst) == len(result.by_class):
-        say(f"no class is worse than the others: {percent(result.robust)} in the worst case")
-        return
-    called = ", ".join(class_name(c, names) for c in worst) if len(worst) <= NAMED else f"{len(worst)} of {len(names)}"
-    robust = percent(result.by_class[worst[0]].robust)
-    say(
-        f"worst class{'es' if len(worst) > 1 else ''}: {called}, with {robust} in the worst case "
-        f"({percent(result.robust)} over all samples)"
-    )
-
-
-def _narrow(table: Table) -> Table:
-    """Long names in two lines: many columns must fit into a terminal."""
-    return replace(table, header=tuple(h.replace(TRANSFER, f"{TRANSFER}\n").replace(":", "\n:") for h in table.header))

@@ -9,6 +9,7 @@ import typer
 
 from flatrock.attacks.catalog import ATTACKS
 from flatrock.cli.console import friendly, say
+from flatrock.cli.reproduce_table import table_summaries
 from flatrock.core.errors import ConfigError
 from flatrock.core.registry import Registry, unknown
 from flatrock.data.catalog import DATA
@@ -18,7 +19,7 @@ from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.catalog import MODELS
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS
-from flatrock.recipes.load import summaries, table_summaries
+from flatrock.recipes.load import summaries
 
 
 def _rows(registry: Registry[Any]) -> list[tuple[str, str]]:
@@ -28,7 +29,10 @@ def _rows(registry: Registry[Any]) -> list[tuple[str, str]]:
 def _attacks() -> list[tuple[str, str]]:
     return [
         *_rows(ATTACKS),
-        (f"{TRANSFER}*", f"any of these crafted on another run (eval --surrogate), as {TRANSFER}pgd-20"),
+        (
+            f"{TRANSFER}*",
+            f"any of these crafted on another run (eval --surrogate, evaluate.more in recipes), as {TRANSFER}pgd-20",
+        ),
     ]
 
 

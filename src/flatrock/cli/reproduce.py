@@ -13,7 +13,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, errors, friendly, human, say, show
-from flatrock.cli.evaluate import draw_plans, tell_findings
+from flatrock.cli.evaluated import draw_plans, tell_findings
 from flatrock.cli.reproduce_table import Prepared, prepare
 from flatrock.cli.results import tell_changes, tell_expected
 from flatrock.cli.shared import FAILED, UNFINISHED, seeds_of
@@ -99,7 +99,7 @@ def run(
         if files := table.report():
             say("\n".join(f"wrote {file}" for file in (table.out, *files)))
         tell_expected(outcome.rows, outcome.bands)
-        if outcome.problems or outcome.left:
+        if outcome.problems or outcome.left or outcome.lacking:
             raise typer.Exit(FAILED if outcome.problems else UNFINISHED)
         if outcome.missed:
             raise typer.Exit(UNEXPECTED)
@@ -136,7 +136,7 @@ class Told(Listener):
         draw_plans(result, file)
         tell_findings(result)
         about = planned.recipe.about
-        if about.expect and not about.bands and not changes(planned.recipe):
+        if about.expect and not about.bands and not changes(planned.recipe) and result.provenance["whole_plan"]:
             say(f"expected: {about.expect}")
 
     def failed(self, planned: Planned, why: str) -> None:
@@ -179,8 +179,15 @@ def _tell_outcome(table: Prepared, outcome: Outcome) -> None:
     for planned in outcome.left:
         why = outcome.busy.get(planned.folder, "no time was left")
         say(("not made ", "yellow"), f"{planned.folder.name}: {why}; the same command goes on")
+    _tell_lacking(table)
     if outcome.problems:
         say(f"{len(outcome.problems)} of {len(table.rows)} rows failed", to=errors)
+
+
+def _tell_lacking(table: Prepared) -> None:
+    """Rows of published tables that are not made for want of a file."""
+    for name, fault in table.lacking.items():
+        say(("left out ", "yellow"), f"{name}: {fault}")
 
 
 def _tell_plan(table: Prepared) -> None:
@@ -195,6 +202,7 @@ def _tell_plan(table: Prepared) -> None:
     show(Table(("run", "training", "left", "time of training"), tuple(lines)))
     todo = sum(bool(row.left()) for row in table.rows)
     say(f"{len(lines)} rows, {len(lines) - todo} of them done; results in {table.out}, page {table.page}")
+    _tell_lacking(table)
     for key, text in table.outlooks().items():
         say(f"{key}: {text}")
     if changed := sum(bool(changes(row.recipe)) for row in table.rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,23 @@ from flatrock.recipes.changed import leaves
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.reproduce import Listener, Outcome, reproduce_rows
-from flatrock.recipes.reproduce_plan import Overrides, Planned, plan_rows
+from flatrock.recipes.reproduce_names import Overrides, whole_tables
+from flatrock.recipes.reproduce_plan import Planned, plan_rows
 from flatrock.recipes.results import changes, protocol
 from flatrock.reports.claims import outlook
-from flatrock.reports.papers import Papers, known_papers
+from flatrock.reports.papers import Papers, known_papers, shipped_papers
 from flatrock.reports.results_files import read_notes, write_results
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A table that can be made: its rows, the files it is written to, and with what."""
+    """A table that can be made: its rows, the files it is written to, and with what.
+
+    `lacking` are recipes of published tables that are left out, and what they would need.
+    """
 
     rows: Sequence[Planned]
+    lacking: Mapping[str, str]
     out: Path
     page: Path
     papers: Path | None
@@ -60,9 +65,10 @@ class Prepared:
     ) -> Outcome:
         """Make the rows."""
         how: dict[str, Any] = {"data_dir": self.data_dir, "download": self.download, "device": self.device}
-        return reproduce_rows(
+        outcome = reproduce_rows(
             self.rows, self.out, **how, limit_minutes=limit_minutes, progress=progress, listener=listener
         )
+        return replace(outcome, lacking=self.lacking)
 
     def report(self) -> list[Path]:
         """Write the page of all rows of the results file; it and its pictures, or nothing if there is no row yet."""
@@ -99,6 +105,7 @@ def prepare(
     check_out(runs_dir / "run", option="--runs-dir")
     for one in each_device(device):
         pick_device(one)
+    tables, lacking = whole_tables(names, table_rows(), overrides)
     rows = plan_rows(
         names,
         overrides,
@@ -107,10 +114,12 @@ def prepare(
         last=known_papers(papers, out.parent).last_epochs,
         data_dir=data_dir,
         download=download,
+        tables=tables,
     )
     places = {"--runs-dir": runs_dir, "--out": out, "--page": page, "--papers": papers, "--data-dir": data_dir}
     return Prepared(
         rows=rows,
+        lacking=lacking,
         out=out,
         page=page,
         papers=papers,
@@ -119,6 +128,17 @@ def prepare(
         device=device,
         command=_command(names, overrides, seeds, places),
     )
+
+
+def table_rows() -> dict[str, list[str]]:
+    """The recipes of each published table, by its name: all that its page lists."""
+    return {key: list(part.rows) for key, part in shipped_papers().tables.items()}
+
+
+def table_summaries() -> dict[str, str]:
+    """What each of them is, in a line."""
+    counts = {key: (len(part.rows), part.title) for key, part in sorted(shipped_papers().tables.items())}
+    return {key: f"{rows} row{'s' if rows > 1 else ''}, {title}" for key, (rows, title) in counts.items()}
 
 
 def _command(

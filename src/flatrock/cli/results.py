@@ -17,8 +17,9 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import SCHEMA, Row, add_rows, read_rows, repeated, write_rows
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.expected import expected_bands
-from flatrock.recipes.restore import eval_command
-from flatrock.recipes.results import collect_run
+from flatrock.recipes.further import measures_of
+from flatrock.recipes.restore import eval_command, stored_recipe
+from flatrock.recipes.results import collect_run, further_left, is_evaluated
 from flatrock.recipes.sheet import Sheet, sheet
 from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
 from flatrock.reports.names import NOWHERE, row_names
@@ -109,6 +110,8 @@ def _collect(runs: Sequence[Path], out: Path, progress: Progress, *, add: bool) 
     for row in rows:
         if row.main is None and row.status != "failed":
             _tell_bare(folders.get(row.key), row.recipe)
+    for folder in runs:
+        _tell_left(folder)
     tell_changes(rows)
     tell_expected(rows, expected_bands(rows), folders)
     say(f"wrote {out}")
@@ -124,6 +127,17 @@ def _tell_bare(folder: str | None, recipe: str = "") -> None:
         say(("not evaluated ", "yellow"), f"{folder}; run `{command}`, then this again")
     else:
         say(("not evaluated ", "yellow"), f"{folder}: no best epoch, every epoch predicted one class (collapsed)")
+
+
+def _tell_left(folder: Path) -> None:
+    """What further evaluations of an evaluated run are missing."""
+    run, recipe = RunFolder(folder).run(), stored_recipe(RunFolder(folder), Silent())
+    main = "best" if run.best_average is None else "average-best"
+    if run.status != "failed" and is_evaluated(run, main, recipe):
+        left = [name for asked in further_left(run, main, recipe) for name in measures_of(asked, recipe.threat)]
+        again = eval_command(run, "--resume")
+        if left:
+            say(("not evaluated ", "yellow"), f"{folder}: {', '.join(left)}; run `{again}`, then this again")
 
 
 def _write_sheet(table: Sheet, csv: Path, *, bare: bool) -> None:

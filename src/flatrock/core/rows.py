@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,28 @@ from flatrock.core.records import COLLAPSED
 SCHEMA = "flatrock.results/1"
 # The name under which a sample is right if it is so on the clean input and under every attack.
 WORST = "worst case"
+# What the mean distance that an attack measured is called beside accuracies: `mean_distance rays`.
+DISTANCE = "mean_distance "
+# Keys of a score that are left out where they are empty, as in files from before there were such.
+LATER = ("distances", "where", "more")
 # Seconds one waits for another who adds rows to the same file, which takes one at most.
 WAIT = 60.0
+
+
+def measure_name(attack: str, where: str) -> str:
+    """What an attack of a further evaluation is called in tables: `pgd-20@2/255`."""
+    return f"{attack}@{where}" if where else attack
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Score:
     """The evaluation of one checkpoint: `right[name][i]` says whether sample i is right, name `clean`, an attack or a
-    plan. `seconds` are those of each attack, `result` is the digest of the result file."""
+    plan. `seconds` are those of each attack, `result` is the digest of the result file, `distances` are the means that
+    attacks measured.
+
+    `more` are further evaluations of it, each of which says `where` it is not as this one: at which radius, of which
+    samples. They take no part in the worst case.
+    """
 
     epoch: int
     right: Mapping[str, Tensor]
@@ -40,6 +54,9 @@ class Score:
     marks: tuple[str, ...]
     provenance: Mapping[str, Any]
     result: str
+    distances: Mapping[str, float] = field(default_factory=dict)
+    where: str = ""
+    more: tuple[Score, ...] = ()
 
     @property
     def n(self) -> int:
@@ -62,13 +79,29 @@ class Score:
         return {name: float(flags.double().mean()) for name, flags in self.right.items()}
 
     @property
+    def verdicts(self) -> dict[str, Tensor]:
+        """`right` of this evaluation and, under the names of their measures, of further ones."""
+        found = dict(self.right)
+        for one in self.more:
+            found |= {measure_name(name, one.where): flags for name, flags in one.right.items() if name != "clean"}
+        return found
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What tables print, by measure: accuracies in percent, mean distances as they are."""
+        shares = {name: 100 * float(flags.double().mean()) for name, flags in self.verdicts.items()}
+        means = {measure_name(f"{DISTANCE}{n}", s.where): d for s in (self, *self.more) for n, d in s.distances.items()}
+        return shares | means
+
+    @property
     def error(self) -> dict[str, float]:
         """The standard error a test set of this size leaves to each: sqrt(p (1 - p) / n)."""
         return {name: sqrt(share * (1 - share) / self.n) for name, share in self.accuracy.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; flags are packed, eight samples to a byte."""
-        plain = {k: v for k, v in vars(self).items() if k != "right"}
+        plain = {k: v for k, v in vars(self).items() if k != "right" and (v or k not in LATER)}
+        plain |= {"more": [one.to_dict() for one in self.more]} if self.more else {}
         packed = {name: _packed(flags) for name, flags in self.right.items()}
         return {**plain, "n": self.n, "accuracy": self.accuracy, "right": packed}
 
@@ -79,6 +112,7 @@ class Score:
         n, accuracy = int(given.pop("n")), given.pop("accuracy")
         right = {name: _unpacked(text, n) for name, text in given.pop("right").items()}
         given |= {key: tuple(given[key]) for key in ("findings", "marks")}
+        given["more"] = tuple(cls.from_dict(one) for one in given.get("more", ()))
         score = cls(right=right, **given)
         if score.accuracy != accuracy:
             raise ValueError("accuracies do not follow from the flags")

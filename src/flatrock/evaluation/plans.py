@@ -156,7 +156,10 @@ def _transfer(spec: Spec, surrogate: nn.Module | None) -> Step:
         raise ConfigError(f"a plan is not transferred as a whole; name an attack, such as {TRANSFER}apgd-ce")
     label, attack = parse_attack(inner)
     if surrogate is None:
-        raise ConfigError("needs a surrogate, a network to craft on; give --surrogate RUN, or surrogate= in Python")
+        raise ConfigError(
+            "needs a surrogate, a network to craft on; give --surrogate RUN, in Python surrogate=, in a recipe "
+            "evaluate.more with surrogate: RUN"
+        )
     return Step(label if named else TRANSFER + label, Transfer(surrogate, attack))
 
 

@@ -156,8 +156,8 @@ def _least_keys(kind: Any) -> list[str]:
 
 
 def _kind_at(kind: Any, path: list[str]) -> Any:
-    """The section at a path below one."""
-    for part in path:
+    """The section at a path below one; those of a list are of one kind."""
+    for part in (part for part in path if not part.isdecimal()):
         kind = kind.model_fields[part].annotation if part in getattr(kind, "model_fields", {}) else None
         options = [a for a in getattr(kind, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
         kind = options[0] if options else kind

@@ -28,11 +28,11 @@ from flatrock.evaluation.plans import make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
-from flatrock.recipes.check import of_trained
 from flatrock.recipes.part import check_classes, data_part
 from flatrock.recipes.restore import (
     Source,
     as_evaluated,
+    evaluated_recipe,
     facts,
     open_checkpoint,
     restored,
@@ -176,10 +176,7 @@ def check_radii(
 
     Without a source they are of a model that is no run.
     """
-    recipe = None
-    if source is not None:
-        path, _, meta = open_checkpoint(source, which)
-        recipe = as_evaluated(path, of_trained(meta["recipe"], f"the recipe stored in {path}")[0])
+    recipe = None if source is None else evaluated_recipe(source, which)
     faults = []
     for eps in radii:
         try:

@@ -66,3 +66,13 @@ def _read(value: Any) -> Any:
     if isinstance(value, str):
         return scalar(value)
     return [_read(v) for v in value] if isinstance(value, list) else value
+
+
+def _named(value: Any) -> Any:
+    if not isinstance(value, str | Mapping):
+        raise ValueError("but an attack is text such as 'pgd-20' or a mapping such as {name: pgd, steps: 20}")
+    return value
+
+
+# The check comes first: what fits neither of two types would be two faults.
+AttackSpec = Annotated[str | dict[str, Any], BeforeValidator(_named)]

@@ -38,17 +38,6 @@ def recipe_names() -> list[str]:
     return [n for n in library() if not n.startswith("_")]
 
 
-def table_rows() -> dict[str, list[str]]:
-    """The recipes of each published table, by the name of its file."""
-    return {path.stem: list(_read(path)["rows"]) for path in sorted(TABLES.glob("*.yaml"))}
-
-
-def table_summaries() -> dict[str, str]:
-    """What each of them is, in a line."""
-    sources = {name: _read(TABLES / f"{name}.yaml")["about"]["source"] for name in table_rows()}
-    return {name: f"{len(rows)} rows, {sources[name]}" for name, rows in table_rows().items()}
-
-
 def summaries() -> dict[str, str]:
     """What each of them is, in a line, and where it was measured what is expected of it, in percent.
 
@@ -72,7 +61,8 @@ def load_recipe(
 
     With `resume` it may be the folder of a run, too, and is the recipe stored there.
     Every fault of it and of the overrides is told at once, and where there are any those that `also` finds, too. What
-    was expected of a recipe in bands is not expected of one whose numbers overrides change, and its summary names them.
+    was expected of a recipe in bands is not expected of one whose numbers overrides change, and its summary names them;
+    nor are its further evaluations asked of one under another threat or on other data.
     """
     if not isinstance(source, str | Path):
         raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
@@ -84,6 +74,7 @@ def load_recipe(
     pairs, faults = pairs_of(overrides)
     faults += lay_over(raw, pairs)
     _drop_bands(raw, given)
+    _drop_further(raw, given)
     tell_changes(raw, given)
     return validate(raw, f"recipe {source}", known=faults, also=also)
 
@@ -127,6 +118,26 @@ def _drop_bands(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
         raw["about"] = _without(about, "bands", "expect")
 
 
+def _drop_further(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Take away the radii and surrogates of a recipe as given if this one has another threat, or other data, and brings
+    no further evaluations of its own."""
+    evaluate, before = raw.get("evaluate"), given.get("evaluate")
+    if not isinstance(evaluate, Mapping) or not isinstance(before, Mapping) or not before.get("more"):
+        return
+    now, then = _attacked(raw), _attacked(given)
+    if evaluate.get("more") == before["more"] and now and then and now != then:
+        raw["evaluate"] = _without(evaluate, "more")
+
+
+def _attacked(raw: Mapping[str, Any]) -> Any:
+    """Threat and data, by values that do not depend on how they are written; None of a recipe that has faults."""
+    try:
+        recipe = Recipe.model_validate(dict(raw))
+    except ValidationError:
+        return None
+    return recipe.threat, recipe.data.name
+
+
 def _decisive(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """The keys that decide the numbers, other than the seed; None of a recipe that has faults."""
     try:
@@ -155,7 +166,8 @@ def _merged(path: Path, name: str, seen: tuple[tuple[Path, str], ...]) -> dict[s
 
     A name is not passed on: a run would go where that of the base, or of another row, goes. Nor, to a file of the
     user's, is what a base says about itself: its source, accuracy and time are not those of a recipe that differs. Its
-    bands are not passed on at all.
+    bands are not passed on at all, nor its further evaluations: they are of one row of a published table, whose radii
+    and surrogate are that row's.
     """
     if (path, name) in seen:
         raise ConfigError(f"recipe {path} is its own base: {' -> '.join([n for _, n in seen] + [name])}")
@@ -170,8 +182,9 @@ def _merged(path: Path, name: str, seen: tuple[tuple[Path, str], ...]) -> dict[s
     parent = beside if beside.is_file() else _find(str(base))
     own = ["name"] if LIBRARY in path.absolute().parents else ["name", "about"]
     below = _without(_merged(parent, str(base), (*seen, (path, name))), *own)
-    if isinstance(below.get("about"), Mapping):
-        below["about"] = _without(below["about"], "bands")
+    for section, own_alone in (("about", "bands"), ("evaluate", "more")):
+        if isinstance(below.get(section), Mapping):
+            below[section] = _without(below[section], own_alone)
     return overlay(below, raw)
 
 

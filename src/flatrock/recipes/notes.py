@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from flatrock.attacks.catalog import ATTACKS, parse_attack
+from flatrock.attacks.catalog import ATTACKS, Spec, parse_attack
 from flatrock.attacks.gradient import idle
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness
@@ -100,12 +100,14 @@ def _idle(recipe: Recipe) -> Iterator[str]:
     inner = recipe.attack
     if inner.name != "none" and idle(ATTACKS.make(inner.name, **inner.options)):
         yield "T08 no gradient step is made by the attack in training: it trains on noise; set attack.steps"
-    specs = {"select.attack": [recipe.select.attack], "evaluate.attacks": recipe.evaluate.attacks}
+    specs: dict[str, Sequence[Spec]] = {"select.attack": [recipe.select.attack]}
+    specs |= {"evaluate.attacks": recipe.evaluate.attacks}
+    specs |= {f"evaluate.more.{i}": one.attacks for i, one in enumerate(recipe.evaluate.more)}
     for key, listed in specs.items():
         for spec in listed:
             try:
                 label, one = parse_attack(spec)
-            except ConfigError:  # a plan
+            except ConfigError:  # a plan, or one that is crafted on a surrogate
                 continue
             if idle(one):
                 yield f"T08 no gradient step is made by {label} of {key}: it is noise; give it steps, such as pgd-20"

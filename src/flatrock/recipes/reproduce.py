@@ -56,7 +56,7 @@ class Outcome:
     """The rows in their order, why some are not what they should be, and those left for the next time.
 
     There was no time for those, or they are `busy`: another process was making them. `bands`, by the key of a row, are
-    what its recipe expects.
+    what its recipe expects. `lacking` are recipes of a published table that were left out, and what they would need.
     """
 
     rows: Sequence[Row]
@@ -64,6 +64,7 @@ class Outcome:
     left: Sequence[Planned]
     busy: Mapping[Path, str] = field(default_factory=dict)
     bands: Mapping[Hashable, Bands] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def missed(self) -> list[Row]:
@@ -158,29 +159,31 @@ def _row(planned: Planned, means: Means, told: Listener) -> Row:
             _evaluate(planned, run, means, told)
     row = collect_run(planned.folder, means.progress)
     for name in row.scores:  # killed after it had stored a result, an evaluation has left its batches
-        discard_left_over(run.folder / f"result-{name}.part")
+        for part in run.folder.glob(f"result-{name}*.part"):
+            discard_left_over(part)
     return row
 
 
 def _evaluate(planned: Planned, run: Run, means: Means, told: Listener) -> None:
     """Make the results that are missing."""
-    for name in planned.unevaluated(run):
-        if means.late:
-            raise _OutOfTime
-        if means.download:  # a run that was trained elsewhere has brought no data
-            data = planned.recipe.data
-            load_data(data.name, "test", folder=means.data_dir, download=True, **data.options)
-        result = evaluate_run(
-            run,
-            which=name,
-            doubt=True,
-            journal=True,
-            resume=True,
-            data_folder=means.data_dir,
-            device=means.device,
-            progress=means.progress,
-        )
-        told.evaluated(planned, result, store_result(run, result))
+    for name, questions in planned.unevaluated(run).items():
+        for asked in questions:
+            if means.late:
+                raise _OutOfTime
+            if means.download:  # a run that was trained elsewhere has brought no data
+                data = planned.recipe.data
+                load_data(data.name, "test", folder=means.data_dir, download=True, **data.options)
+            result = evaluate_run(
+                run,
+                which=name,
+                **{"doubt": True, **asked},
+                journal=True,
+                resume=True,
+                data_folder=means.data_dir,
+                device=means.device,
+                progress=means.progress,
+            )
+            told.evaluated(planned, result, store_result(run, result))
 
 
 def _run(planned: Planned, means: Means, told: Listener) -> Run:

@@ -5,27 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import sha256
-from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
-from flatrock.data.catalog import default_folder, found, how_to_get, info
+from flatrock.data.catalog import default_folder, how_to_get, info
+from flatrock.data.catalog import found as found_data
 from flatrock.engine.folder import UNENDED, RunFolder
 from flatrock.recipes.build import extra_fault
 from flatrock.recipes.folders import place_faults
+from flatrock.recipes.further import crafted_on, surrogates
 from flatrock.recipes.helper import helper_fault
-from flatrock.recipes.load import library, load_recipe, load_seeds, recipe_names, table_rows
+from flatrock.recipes.load import load_recipe, load_seeds, recipe_names
 from flatrock.recipes.pieces import DEFAULT_RUNS
-from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged
+from flatrock.recipes.reproduce_names import Overrides, Tables, found
+from flatrock.recipes.results import CHECKPOINTS, is_evaluated, judged, questions_left
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import built_on, sources
 from flatrock.recipes.start import start_fault
+from flatrock.recipes.surrogate import surrogate_fault
 
-Overrides = Iterable[str] | Mapping[str, Any]
 NEW = "new"
 SOURCE_FAULTS = {"objective.helper": helper_fault, "model.weights": start_fault}
 # The longest part of a folder's name that says how a recipe was changed.
@@ -48,19 +50,32 @@ class Planned:
         begun = folder.in_use() and not folder.barely_begun()
         return str(folder.read_info()["status"]) if begun else NEW
 
-    def unevaluated(self, run: Run) -> list[str]:
-        """The checkpoints of the run that are to be evaluated: those asked for, and results of older weights."""
+    def unevaluated(self, run: Run) -> dict[str, list[dict[str, Any]]]:
+        """The checkpoints of the run that are to be evaluated, and what is to be asked (options of evaluate_run).
+
+        They are those asked for, and results of older weights, of which the recipe's own plan is made again.
+        """
         main = "best" if run.best_average is None else "average-best"
-        older = [name for name in CHECKPOINTS if (run.folder / f"result-{name}.json").is_file()]
-        wanted = dict.fromkeys([*(main.replace("best", end) for end in self.ends), *older])
-        return [name for name in wanted if not is_evaluated(run, name, self.recipe)]
+        wanted = [main.replace("best", end) for end in self.ends]
+        asked = {name: questions_left(run, name, self.recipe) for name in wanted}
+        for name in (name for name in CHECKPOINTS if (run.folder / f"result-{name}.json").is_file()):
+            asked.setdefault(name, [] if is_evaluated(run, name, self.recipe) else [{}])
+        return {name: left for name, left in asked.items() if left}
 
     def left(self) -> list[str]:
         """What is to be done: `train`, and the epochs that are not evaluated; nothing of a run that failed."""
         status = self.status
         if status in (NEW, *UNENDED):
             return ["train", *self.ends]
-        return [] if status == "failed" else self.unevaluated(RunFolder(self.folder).run())
+        return [] if status == "failed" else list(self.unevaluated(RunFolder(self.folder).run()))
+
+    def crafted_on(self) -> dict[str, Path]:
+        """The surrogates of evaluations that are to be made, by the key that names each."""
+        if self.status in (NEW, *UNENDED):
+            return surrogates(self.recipe)
+        run = RunFolder(self.folder).run()
+        wanted = [options.get("surrogate") for left in self.unevaluated(run).values() for options in left]
+        return {key: place for key, place in surrogates(self.recipe).items() if str(place) in wanted}
 
 
 def plan_rows(
@@ -72,15 +87,17 @@ def plan_rows(
     last: Collection[str] = (),
     data_dir: Path | None = None,
     download: bool = False,
+    tables: Tables = MappingProxyType({}),
 ) -> list[Planned]:
     """The rows named, each after the one it needs; ConfigError lists what is wrong with any of them.
 
-    `last` are the recipes whose last epoch is evaluated too. Nothing is written.
+    A name may be one of `tables` and mean all of its recipes. `last` are the recipes whose last epoch is evaluated too.
+    Nothing is written.
     """
     faults: dict[str, list[str]] = {}
     rows: list[Planned] = []
     overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
-    for name in _found(names, faults):
+    for name in found(names, tables, faults):
         try:
             recipes = load_seeds(name, overrides, seeds) if seeds else {None: load_recipe(name, overrides)}
         except FlatrockError as error:
@@ -125,23 +142,6 @@ def _told(fault: str, names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{others}: {fault}" if names else fault
 
 
-def _found(words: Iterable[str], faults: dict[str, list[str]]) -> list[str]:
-    """The recipes meant: by name, by file, by pattern, or all of a table; each once."""
-    known, tables = recipe_names(), table_rows()
-    names: dict[str, None] = {}
-    for word in words:
-        if word in library() or Path(word).suffix in (".yaml", ".yml"):
-            chosen = [word]
-        else:
-            chosen = tables.get(word) or [name for name in known if fnmatchcase(name, word)]
-        if not chosen:
-            faults[unknown("recipe, pattern or table", word, [*known, *tables]) + "; see `flatrock ls recipes`"] = []
-        names |= dict.fromkeys(chosen)
-    if not names and not faults:
-        faults["no recipe is named; see `flatrock ls recipes`"] = []
-    return list(names)
-
-
 def _plain(name: str) -> Recipe | None:
     """The recipe without overrides; None if it is none without them."""
     try:
@@ -169,17 +169,18 @@ def _named(recipe: Recipe) -> dict[str, Any]:
 
 def _with_sources(row: Planned, rows: Sequence[Planned], runs_dir: Path) -> Planned:
     """Runs that a recipe is built on: those of their name among the rows (of the lowest seed), else beside them."""
-    recipe, needs = row.recipe, []
-    for key, said in sources(recipe).items():
+    recipe, needs, crafted = row.recipe, [], surrogates(row.recipe)
+    for key, said in (sources(recipe) | crafted).items():
+        move = crafted_on if key in crafted else built_on
         usual, beside = said.parent == DEFAULT_RUNS, runs_dir / said.name
         others = [other for other in rows if other.folder != row.folder]
         asked = [r for r in others if r.folder == said or (usual and r.recipe.name == said.name)]
         if asked:
             needs.append(min(asked, key=lambda r: r.recipe.seed).folder)
-            recipe = built_on(recipe, key, needs[-1])
+            recipe = move(recipe, key, needs[-1])
         elif usual and beside.exists():
-            recipe = built_on(recipe, key, beside)
-    return replace(row, recipe=recipe, needs=tuple(needs))
+            recipe = move(recipe, key, beside)
+    return replace(row, recipe=recipe, needs=tuple(dict.fromkeys(needs)))
 
 
 def _faults(
@@ -199,24 +200,26 @@ def _faults(
 
 def _data_faults(recipe: Recipe, data_dir: Path | None, download: bool) -> list[str]:
     data, faults = recipe.data, []
-    if found(data.name, data_dir) is None and not (download and info(data.name).remote):
+    if found_data(data.name, data_dir) is None and not (download and info(data.name).remote):
         faults.append(f"{data.name} not found in {data_dir or default_folder()}; {how_to_get(data.name)}")
     return [*faults, *filter(None, [extra_fault(recipe)])]
 
 
 def _source_faults(row: Planned, *, alone: bool) -> list[str]:
-    """What a recipe is built on must be there, and fit, unless it is among the rows."""
+    """What a recipe is built on, or attacked from, must be there, and fit, unless it is among the rows."""
     faults: list[str] = []
-    for key, place in sources(row.recipe).items():
-        has_own = key == "model.weights" and RunFolder(row.folder).begun()
-        if has_own or place in row.needs or row.status not in (NEW, *UNENDED):
+    untrained = row.status in (NEW, *UNENDED)
+    begun = RunFolder(row.folder).begun()
+    built = {k: p for k, p in sources(row.recipe).items() if untrained and not (k == "model.weights" and begun)}
+    for key, place in (built | row.crafted_on()).items():
+        if place in row.needs:
             continue
         if not place.exists() and place.name in recipe_names():
             cure = (
                 f"make it first: flatrock train {place.name}" if alone else f"name {place.name} too, it will come first"
             )
             faults.append(f"{key}: there is no run {place}; {cure}")
-        elif fault := SOURCE_FAULTS[key](row.recipe):
+        elif fault := SOURCE_FAULTS[key](row.recipe) if key in built else surrogate_fault(row.recipe, key, place):
             faults.append(fault)
     return faults
 

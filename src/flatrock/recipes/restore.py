@@ -192,6 +192,12 @@ def as_evaluated(path: Path, recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"evaluate": now.evaluate}) if recipe_hash(now) == recipe_hash(recipe) else recipe
 
 
+def evaluated_recipe(source: Source, which: str = "auto") -> Recipe:
+    """The recipe that a checkpoint is evaluated by."""
+    path, _, meta = open_checkpoint(source, which)
+    return as_evaluated(path, of_trained(meta["recipe"], f"the recipe stored in {path}")[0])
+
+
 def facts(path: Path, recipe: Recipe, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Where the weights of a run come from."""
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,10 +22,12 @@ from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.journal import discard_empty, finished_batches
 from flatrock.evaluation.plans import make_plan
 from flatrock.recipes.changed import leaves
+from flatrock.recipes.further import options_of, surrogates, where_of
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.restore import stored_recipe
-from flatrock.recipes.schema import Recipe
+from flatrock.recipes.results_further import Answers, answers
+from flatrock.recipes.schema import Further, Recipe
 
 PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
 CHECKPOINTS = ("best", "last", "average-best", "average-last")
@@ -35,7 +38,8 @@ SOURCES = {"helper": "objective.helper", "start": "model.weights"}
 
 
 def collect_run(path: Path, progress: Progress | None = None) -> Row:
-    """The row of a run folder: its records, and the result of every checkpoint evaluated with the recipe's own plan.
+    """The row of a run folder: its records, and the result of every checkpoint evaluated with the recipe's own plan,
+    beside it those of its further evaluations.
 
     Only recipe.yaml, run.json, metrics.jsonl and result-*.json are read, so a folder without weights will do.
     """
@@ -46,12 +50,13 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
     certificate = dict(info.get("provenance", {}))
     resumed = [str(again.get("commit")) for again in info.get("resumed", [])]
     name = str(info.get("name", recipe.name))
+    scores = {} if run.status == "failed" else _scores(path, str(info["recipe_hash"]), run, recipe)
     return Row(
         recipe=name,
         recipe_hash=str(info["recipe_hash"]),
         protocol=protocol(name),
         summary=recipe.about.summary,
-        changes=(*changes(recipe), *other_sources(recipe, certificate)),
+        changes=(*changes(recipe), *other_sources(recipe, certificate), *other_surrogates(recipe, scores)),
         seed=recipe.seed,
         status=run.status,
         reason=run.reason,
@@ -67,7 +72,7 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
         findings=tuple(info.get("findings", ())),
         provenance={k: certificate.get(k) for k in CERTIFICATE}
         | {k: v for k, v in (("resumed", resumed), *((k, certificate.get(k)) for k in SOURCES)) if v},
-        scores={} if run.status == "failed" else _scores(path, str(info["recipe_hash"]), run),
+        scores=scores,
         own=recipe.name not in library(),
     )
 
@@ -98,18 +103,32 @@ def other_sources(recipe: Recipe, certificate: Mapping[str, Any]) -> list[str]:
         return []
     known = load_recipe(recipe.name)
     named = {"helper": known.objective.options.get("helper"), "start": known.model.weights}
-    told = []
-    for kind, key in SOURCES.items():
-        there, wanted = certificate.get(kind) or {}, Path(named[kind] or "").name
-        alike = bool(wanted) and there.get("recipe") == wanted
-        if alike:
-            asked = load_recipe(wanted, {k: v for k, v in there.items() if k == "seed"})
-            if there.get("recipe_hash") == recipe_hash(asked):
-                continue
-        if there:
-            name = f"{there['recipe']}{', changed' if alike else ''}" if "recipe" in there else there["file"]
-            told.append(f"{key}: {name} ({str(there.get('weights'))[:12]}) instead of {wanted or 'none'}")
-    return told
+    told = [_other(key, certificate.get(kind) or {}, Path(named[kind] or "").name) for kind, key in SOURCES.items()]
+    return [text for text in told if text]
+
+
+def other_surrogates(recipe: Recipe, scores: Mapping[str, Score]) -> list[str]:
+    """What inputs were crafted on that is no run of the recipe which the library's names, if that names any."""
+    if recipe.name not in library():
+        return []
+    wanted = [place.name for place in surrogates(load_recipe(recipe.name)).values()]
+    used = [one.provenance["surrogate"] for s in scores.values() for one in s.more if "surrogate" in one.provenance]
+    told = [_other("evaluate.more.surrogate", there, wanted[0]) for there in used if wanted]
+    return list(dict.fromkeys(text for text in told if text))
+
+
+def _other(key: str, there: Mapping[str, Any], wanted: str) -> str:
+    """What another run, or a file, was in the place of one of the recipe wanted; nothing if it is of that one."""
+    alike = bool(wanted) and there.get("recipe") == wanted
+    if not there or (alike and there.get("recipe_hash") == _seeded_hash(wanted, there)):
+        return ""
+    name = f"{there['recipe']}{', changed' if alike else ''}" if "recipe" in there else there["file"]
+    return f"{key}: {name} ({str(there.get('weights'))[:12]}) instead of {wanted or 'none'}"
+
+
+def _seeded_hash(name: str, there: Mapping[str, Any]) -> str:
+    """The hash of the library's recipe with the seed of the run."""
+    return recipe_hash(load_recipe(name, {k: v for k, v in there.items() if k == "seed"}))
 
 
 def _selection(recipe: Recipe, run: Run) -> dict[str, Any]:
@@ -135,10 +154,22 @@ def _averaged(record: EpochRecord) -> dict[str, Any]:
     return {"epoch": record.epoch, "clean": record.average_clean, "robust": record.average_robust}
 
 
-def _scores(path: Path, recipe_hash: str, run: Run) -> dict[str, Score]:
+def _scores(path: Path, recipe_hash: str, run: Run, recipe: Recipe) -> dict[str, Score]:
     """The evaluated checkpoints."""
     found = {name: _result(path, name, recipe_hash, run) for name in CHECKPOINTS}
-    return {name: _score(*stored) for name, stored in found.items() if stored is not None}
+    scores = {name: _score(*stored) for name, stored in found.items() if stored is not None}
+    return {name: replace(score, more=_more(path, name, recipe)) for name, score in scores.items()}
+
+
+def _more(path: Path, name: str, recipe: Recipe) -> tuple[Score, ...]:
+    """What its further evaluations found."""
+    made = _answers(path, name, recipe)
+    return tuple(_score(result, digest, where_of(asked, recipe.threat)) for asked, result, digest in made)
+
+
+def _answers(path: Path, name: str, recipe: Recipe) -> Answers:
+    folder = RunFolder(path)
+    return answers(path, name, recipe, fresh=lambda result: not of_other_weights(result, name, folder))
 
 
 def _result(path: Path, name: str, recipe_hash: str, run: Run) -> tuple[Result, str] | None:
@@ -188,12 +219,25 @@ def is_evaluated(run: Run, name: str, recipe: Recipe) -> bool:
     return found is not None and wanted <= found[0].per_attack.keys()
 
 
+def questions_left(run: Run, name: str, recipe: Recipe) -> list[dict[str, Any]]:
+    """What is to be asked of a checkpoint, as options of evaluate_run: none for the recipe's own plan."""
+    own: list[dict[str, Any]] = [] if is_evaluated(run, name, recipe) else [{}]
+    return own + [options_of(asked) for asked in further_left(run, name, recipe)]
+
+
+def further_left(run: Run, name: str, recipe: Recipe) -> list[Further]:
+    """The further evaluations of a checkpoint that are not there."""
+    known = [asked for asked, _, _ in _answers(run.folder, name, recipe)]
+    return [asked for asked in recipe.evaluate.more if asked not in known]
+
+
 def take_attacks(folder: RunFolder, recipe: Recipe, progress: Progress | None = None) -> None:
     """Let a run be evaluated as a recipe says that trains the same, for which others or more attacks are named now."""
     import yaml
 
     own = stored_recipe(folder, progress)
-    if own.evaluate.attacks != recipe.evaluate.attacks:
+    others = own.evaluate.attacks != recipe.evaluate.attacks
+    if others:
         journals = {name: folder.path / f"result-{name}.part" for name in CHECKPOINTS}
         for name, journal in journals.items():
             if kept := finished_batches(journal):
@@ -203,6 +247,7 @@ def take_attacks(folder: RunFolder, recipe: Recipe, progress: Progress | None = 
                 )
         for journal in journals.values():  # of a process killed before its first batch, it names the old attacks
             discard_empty(journal)
+    if others or own.evaluate.more != recipe.evaluate.more:
         now = own.model_copy(update={"evaluate": recipe.evaluate, "about": recipe.about})  # bands are of attacks
         folder.write_recipe(yaml.safe_dump(now.resolved(), sort_keys=False))
 
@@ -213,14 +258,17 @@ def verdicts(result: Result) -> dict[str, Tensor]:
     return {name: result.flags[plans.get(name, name)] for name in ("clean", *result.per_attack)}
 
 
-def _score(result: Result, digest: str) -> Score:
+def _score(result: Result, digest: str, where: str = "") -> Score:
     about = dict(result.provenance)
+    certificate = {k: about.get(k) for k in ("commit", "torch", "device", "time", "seed", "precision", "batch_size")}
     return Score(
         epoch=int(about["epoch"]),
         right=verdicts(result),
         seconds={name: float(cost["seconds"]) for name, cost in result.costs.items() if "seconds" in cost},
         findings=tuple(f"{f.code}: {f.message}" for f in result.findings),
         marks=tuple(result.marks),
-        provenance={k: about.get(k) for k in ("commit", "torch", "device", "time", "seed", "precision", "batch_size")},
+        provenance=certificate | {k: about[k] for k in ("surrogate",) if k in about},
         result=digest,
+        distances={name: mean for name, mean in result.mean_distance.items() if mean is not None},
+        where=where,
     )

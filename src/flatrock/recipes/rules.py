@@ -26,6 +26,7 @@ from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.optimizers.catalog import OPTIMIZERS, own_options
 from flatrock.recipes.draft import Draft
+from flatrock.recipes.further import check_further
 from flatrock.recipes.keys import Named
 from flatrock.recipes.optimizer import build_optimizer, trial_model
 from flatrock.recipes.own import check_loss, check_rates
@@ -49,7 +50,7 @@ def examined(sections: dict[str, Any]) -> Draft:
     """What could be built from the sections, and every broken rule."""
     draft = Draft(sections)
     before = (_threat, _objective, _data, _inner_attack, _optimizer, _schedule, _network)
-    for rule in (*before, _own_objective, _flatness, _plans, _sizes, _pictures, _labels):
+    for rule in (*before, _own_objective, _flatness, _plans, check_further, _sizes, _pictures, _labels):
         known = len(draft.faults)
         rule(draft)
         if rule not in (_threat, _data, _network):  # all that a trained network needs

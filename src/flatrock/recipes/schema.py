@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from flatrock.core.bands import Band, bands_text
 from flatrock.core.guests import is_own
 from flatrock.optimizers.catalog import lacks
-from flatrock.recipes.keys import Named, Number, Section, Whole, to_number
+from flatrock.recipes.keys import AttackSpec, Named, Number, Section, Whole, to_number
 from flatrock.recipes.later import without_unmade
 
 
@@ -21,16 +21,6 @@ def _folder_name(value: str) -> str:
             "run goes is said by --run-dir"
         )
     return value
-
-
-def _named(value: Any) -> Any:
-    if not isinstance(value, str | Mapping):
-        raise ValueError("but an attack is text such as 'pgd-20' or a mapping such as {name: pgd, steps: 20}")
-    return value
-
-
-# The check comes first: what fits neither of two types would be two faults.
-AttackSpec = Annotated[str | dict[str, Any], BeforeValidator(_named)]
 
 
 def _band(value: Any) -> Band:
@@ -208,10 +198,28 @@ class Select(Section):
     size: Annotated[Whole, Field(ge=1)] | None = None
 
 
+class Further(Section):
+    """One more evaluation, of another question: options of `flatrock eval`; what is left out is as in the recipe's own.
+
+    `surrogate` is the run that attacks called transfer- craft on.
+    """
+
+    attacks: tuple[AttackSpec, ...]
+    norm: Literal["linf", "l2"] | None = None
+    eps: Number | None = None
+    surrogate: Annotated[str, Field(min_length=1)] | None = None
+    limit: Annotated[Whole, Field(ge=1)] | None = None
+    first: bool = False
+
+
 class Evaluate(Section):
-    """The attacks and plans `flatrock eval` runs unless told otherwise; without batch_size it fits the device."""
+    """The attacks and plans `flatrock eval` runs unless told otherwise; without batch_size it fits the device.
+
+    `more` are evaluations beside it, each with a result of its own: they take no part in its worst case.
+    """
 
     attacks: tuple[AttackSpec, ...] = ("fgsm", "pgd-20", "cw-20")
+    more: tuple[Further, ...] = ()
     batch_size: Annotated[Whole, Field(ge=1)] | None = None
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from flatrock.attacks.catalog import Spec
-from flatrock.core.progress import Progress
+from flatrock.core.errors import FlatrockError
+from flatrock.core.progress import Progress, Silent
 from flatrock.core.tensorfile import weights_digest
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import make_plan, with_transfer
+from flatrock.recipes.pieces import build_model
 from flatrock.recipes.restore import Source, check_beside, facts, open_checkpoint, restored
+from flatrock.recipes.schema import Recipe
+from flatrock.recipes.source import how_to_train
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,21 @@ def open_surrogate(source: Source | None, data: Dataset, progress: Progress | No
     path, tensors, meta = open_checkpoint(source)
     model, recipe = restored(path, tensors, meta, progress)
     check_beside(model, meta["class_names"], data, data.class_names, what=f"surrogate {path}")
-    return Surrogate(model, {**facts(path, recipe, meta), "weights": weights_digest(model)})
+    return Surrogate(model, {**facts(path, recipe, meta), "seed": recipe.seed, "weights": weights_digest(model)})
+
+
+def surrogate_fault(recipe: Recipe, key: str, place: Path) -> str | None:
+    """What keeps a recipe from the run that `key` names, in words; None if nothing does, as far as is known now."""
+    if not place.exists():
+        cure = how_to_train(place, "name a run on the same data")
+        return f"{key}: there is no run folder or checkpoint {place}; {cure}"
+    try:
+        path, tensors, meta = open_checkpoint(place)
+        model = restored(path, tensors, meta, Silent())[0]
+        check_beside(model, meta["class_names"], build_model(recipe), None, what=str(path))
+    except FlatrockError as error:
+        return f"{key}: {error}"
+    return None
 
 
 def surrogate_mark(about: Mapping[str, Any]) -> str:

@@ -63,9 +63,14 @@ def score_at(row: Row, end: str) -> Score | None:
     return row.scores.get((row.main or "").replace("best", end))
 
 
-def accuracy(score: Score, measure: Measure) -> float | None:
-    """In percent, under the attack that counts as the measure."""
-    return next((100 * score.accuracy[name] for name in measure.attacks if name in score.right), None)
+def value(score: Score, measure: Measure, *, first: int = 0) -> float | None:
+    """Under the attack that counts as the measure: percent, or a distance; of the `first` samples, if not 0."""
+    figures = score.figures
+    name = next((name for name in measure.attacks if name in figures), None)
+    flags = score.verdicts.get(name or "")
+    if name is None or flags is None or not first or len(flags) != score.n:  # a distance, or part of the test set
+        return None if name is None else figures[name]
+    return 100 * float(flags[:first].double().mean())
 
 
 def gain(one: Mapping[int, Row], other: Mapping[int, Row], measure: Measure, end: str = "best") -> Gap | None:
@@ -82,7 +87,7 @@ def drop(runs: Mapping[int, Row], measure: Measure) -> Gap | None:
 def _mean(pairs: Sequence[tuple[Score | None, Score | None]], measure: Measure) -> Gap | None:
     """Of differences under one and the same attack."""
     found = []
-    for a, b in [(a.right, b.right) for a, b in pairs if a is not None and b is not None]:
+    for a, b in [(a.verdicts, b.verdicts) for a, b in pairs if a is not None and b is not None]:
         name = next((name for name in measure.attacks if name in a and name in b), None)
         found += [] if name is None else [(a[name], b[name])]
     return mean_paired(found) if found else None
@@ -192,7 +197,7 @@ def target_lines(name: str, protocol: Protocol, rows: Sequence[Row]) -> list[str
     lines = []
     for seed, row in sorted(by_recipe(rows).get(name, {}).items()):
         score = row.scores[row.main or ""]
-        shares = {key: accuracy(score, measure) for key, measure in protocol.measured.items()}
+        shares = {key: value(score, measure) for key, measure in protocol.measured.items()}
         found = {key: share for key, share in shares.items() if share is not None}
         error = {key: sqrt(share * (100 - share) / score.n) for key, share in found.items()}
         for target in entry.targets:

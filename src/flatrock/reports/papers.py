@@ -9,7 +9,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flatrock.core.rows import Row
+from flatrock.core.rows import DISTANCE, Row
 from flatrock.reports.given import read_given
 
 T = TypeVar("T")
@@ -23,11 +23,16 @@ IN_TABLES = "reports/tables/"
 class Measure:
     """A column: its name on the page, and the attacks of our rows that count as it, the first of them that a row has.
 
-    A measure without attacks is one that only papers print.
+    A measure without attacks is one that only papers print. Those of further evaluations are called `pgd-20@2/255`,
+    mean distances `mean_distance rays`.
     """
 
     name: str
     attacks: tuple[str, ...]
+
+    def written(self, value: float, sign: str = "") -> str:
+        """A value as tables print it: percent with two digits, distances in the unit box with four."""
+        return f"{value:{sign}.{4 if any(name.startswith(DISTANCE) for name in self.attacks) else 2}f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,7 @@ class Figure:
     """One published row: accuracies in percent by measure, of the `best` or the `last` epoch.
 
     `errors` are standard errors, as far as the paper states them or what they follow from; `samples` how many test
-    samples are behind a measure where that is not the whole test set.
+    samples, the first ones, are behind a measure where that is not the whole test set.
     """
 
     cite: str
@@ -112,6 +117,11 @@ class Papers:
     protocols: Mapping[str, Protocol] = field(default_factory=dict)
 
     @property
+    def tables(self) -> dict[str, Protocol]:
+        """The published tables, by name."""
+        return {key: part for key, part in self.protocols.items() if part.published}
+
+    @property
     def last_epochs(self) -> set[str]:
         """The recipes for which a paper prints a last epoch."""
         rows = [row for protocol in self.protocols.values() for row in protocol.rows.items()]
@@ -128,10 +138,12 @@ class Papers:
     def concerning(self, names: Mapping[str, str]) -> Papers:
         """What concerns these recipes, given with the protocol in their name.
 
-        A baseline that several tables print asks for none of them if one is there for another row, else for the first.
+        A row that several tables print asks for those of which all rows are here, and for none if one is there for
+        another row; else for the first.
         """
         homes = [found for name, protocol in names.items() if (found := self._homes(name, protocol))]
         wanted = {found[0] for found in homes if len(found) == 1}
+        wanted |= {key for key, part in self.tables.items() if part.rows.keys() <= names.keys()}
         for found in homes:
             if not wanted.intersection(found):
                 wanted.add(found[0])
@@ -155,9 +167,14 @@ def known_papers(given: Path | None, folder: Path, names: Mapping[str, str] | No
     beside = folder / OWN.name
     if given or beside.exists():
         return read_papers(given or beside)
-    files = [read_papers(path) for path in _shipped()]
-    own = Papers(protocols={key: part for papers in files for key, part in papers.protocols.items()})
+    own = shipped_papers()
     return own if names is None else own.concerning(names)
+
+
+def shipped_papers() -> Papers:
+    """All that comes with flatrock."""
+    files = [read_papers(path) for path in _shipped()]
+    return Papers(protocols={key: part for papers in files for key, part in papers.protocols.items()})
 
 
 def _shipped() -> list[Path]:

@@ -19,8 +19,10 @@ def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, 
         for text in (*texts, *row.findings, *filter(None, [noted.strip().rstrip(".")])):
             said.setdefault(text, []).append(name)
         for checkpoint, score in row.scores.items():
-            for text in score.findings:
-                said.setdefault(text, []).append(f"{name} {checkpoint.replace('-', ' ')}")
+            for one in (score, *score.more):
+                further = f" further{f' at {one.where}' if one.where else ''}" if one is not score else ""
+                for text in one.findings:
+                    said.setdefault(text, []).append(f"{name} {checkpoint.replace('-', ' ')}{further}")
     lines = [f"- {who}: {text}." for who, text in told_once(said, names)]
     parts = ["\n".join(lines)] if lines else []
     if any(score.marks for row in rows for score in row.scores.values()):

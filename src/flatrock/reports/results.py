@@ -6,12 +6,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 
 from flatrock.core.bands import Bands
-from flatrock.core.rows import Row, student
-from flatrock.reports.claims import accuracy, by_recipe, claim_lines, drop, gain, points, score_at, target_lines
+from flatrock.core.rows import Row, Score, student
+from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, score_at, target_lines, value
 from flatrock.reports.expected import expected_parts
 from flatrock.reports.names import NOWHERE, row_names
 from flatrock.reports.papers import Measure, Papers, Protocol
 from flatrock.reports.remarks import remarks
+from flatrock.reports.results_beside import beside, part_of_images
 from flatrock.reports.table import Table, markdown, named, percent
 
 COMMAND = "flatrock report results/*.json --out docs/results.md"
@@ -127,7 +128,8 @@ def _compared(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
         ("Gains over the base, in points:", gains(protocol, rows)),
         ("From the best epoch to the last, in points:", drops(protocol, rows)),
         (
-            "Beside the papers: their figure and, where the network is alike, ours minus theirs.",
+            f"Beside the papers: their figure and, where the network is alike, ours minus theirs."
+            f"{part_of_images(protocol, known)}",
             beside(protocol, rows),
         ),
     ):
@@ -151,15 +153,20 @@ def _compared(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
 
 def overview(rows: Sequence[Row], folders: Mapping[Hashable, str] = NOWHERE) -> Table:
     """One line per run: its accuracies and seconds per epoch; `folders` by the keys of rows, where they are known."""
-    names = sorted({a for row in rows for score in row.scores.values() for a in score.right} - {"clean"})
-    names = ["clean", *names]
+    names = sorted({a for row in rows for score in row.scores.values() for a in score.figures} - {"clean"})
+    columns = [Measure(name=name, attacks=(name,)) for name in ("clean", *names)]
     lines = []
     for name, row in zip(row_names(rows, folders), rows, strict=True):
         main = row.scores[row.main] if row.main else None
-        found, star = (main.accuracy, "*" if main.marks else "") if main else ({}, "")
-        cells = (percent(found.get(a)) + (star if a in found else "") for a in names)
+        cells = ("" if main is None else _cell(main, column) for column in columns)
         lines.append((name, *cells, _seconds(row.training["seconds_per_epoch"])))
-    return Table(("recipe", *names, "s/epoch"), tuple(lines))
+    return Table(("recipe", *(column.name for column in columns), "s/epoch"), tuple(lines))
+
+
+def _cell(score: Score, measure: Measure) -> str:
+    """What a checkpoint has under a measure, marked if it was chosen on the test set."""
+    found = value(score, measure)
+    return "" if found is None else measure.written(found) + ("*" if score.marks else "")
 
 
 def measured(rows: Sequence[Row], protocol: Protocol) -> Table:
@@ -172,18 +179,20 @@ def measured(rows: Sequence[Row], protocol: Protocol) -> Table:
             said = "FAILED" if row.status == "failed" else "not evaluated"
             lines.append((*head, said, *("" for _ in measures)))
         for checkpoint, score in row.scores.items():
-            star = "*" if score.marks else ""
-            found = (accuracy(score, measure) for measure in measures.values())
-            cells = ("" if share is None else f"{share:.2f}{star}" for share in found)
+            cells = (_cell(score, measure) for measure in measures.values())
             epoch = named(f"{checkpoint.replace('-', ' ')}, {score.epoch}", collapsed=score.collapsed)
             lines.append((*head, epoch, *cells))
     return Table(("method", "recipe", "seed", "epoch", *_heads(measures)), tuple(lines))
 
 
 def _columns(rows: Sequence[Row], protocol: Protocol) -> dict[str, Measure]:
-    """The protocol's measures, and behind them what some row was attacked with beside them."""
+    """The protocol's measures, and behind them what some row was attacked with beside them.
+
+    Further evaluations of a row may be asked for by another published table; each shows those it has a column for.
+    """
     known = {name for measure in protocol.measured.values() for name in measure.attacks}
-    tried = {name for row in rows for score in row.scores.values() for name in score.right}
+    scores = [score for row in rows for score in row.scores.values()]
+    tried = {name for score in scores for name in (score.right if protocol.published else score.figures)}
     return protocol.measured | {name: Measure(name=name, attacks=(name,)) for name in sorted(tried - known)}
 
 
@@ -203,7 +212,9 @@ def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
                 f"{row.training['seconds'] / 60:.1f}",
                 "" if elapsed is None else f"{elapsed / 60:.1f}",
                 "not recorded" if memory is None else f"{memory / 2**30:.2f}",
-                "" if main is None else f"{sum(main.seconds.values()) / 60:.1f}",
+                ""
+                if main is None
+                else f"{sum(s for one in (main, *main.more) for s in one.seconds.values()) / 60:.1f}",
             )
         )
     header = (
@@ -244,27 +255,6 @@ def drops(protocol: Protocol, rows: Sequence[Row]) -> Table:
         if any(g is not None for g in found):
             lines.append((entry.label, *("" if g is None else points(g) for g in found)))
     return Table(("last - best", *_heads(protocol.measured)), tuple(lines))
-
-
-def beside(protocol: Protocol, rows: Sequence[Row]) -> Table:
-    """The papers' figures for our rows, and ours minus theirs (the mean over our seeds) where the network is alike."""
-    known = by_recipe(rows)
-    lines = []
-    for name, entry in protocol.rows.items():
-        for figure in entry.papers if name in known else ():
-            scores = [score_at(row, figure.end) for row in known[name].values() if figure.network in protocol.networks]
-            cells = []
-            for key, measure in protocol.measures.items():
-                ours = [accuracy(score, measure) for score in scores if score is not None]
-                cells.append(_beside(figure.values.get(key), [share for share in ours if share is not None]))
-            lines.append((entry.label, figure.where, *cells))
-    return Table(("method", "paper", *_heads(protocol.measures)), tuple(lines))
-
-
-def _beside(theirs: float | None, ours: Sequence[float]) -> str:
-    if theirs is None:
-        return ""
-    return f"{theirs:.2f}" + (f" ({sum(ours) / len(ours) - theirs:+.2f})" if ours else "")
 
 
 def _label(row: Row, labels: Mapping[str, str]) -> str:
