@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,8 +11,10 @@ from torch.nn import functional as F
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed
 from flatrock.data.augment import (
+    MIXING,
     Augmentation,
     crop_shift,
+    cutmix,
     cutout,
     mixup,
     random_brightness,
@@ -39,6 +42,7 @@ def _images(n: int, *, height: int = 9, width: int = 7) -> Tensor:
         Augmentation(flip=True),
         Augmentation(cutout=4),
         Augmentation(rotation=15),
+        Augmentation(rotation=15, rotation_mode="nearest"),
         Augmentation(brightness=0.3),
         Augmentation(shift=5),
         Augmentation(erase=0.9),
@@ -204,6 +208,28 @@ def test_rotation_by_a_known_angle_matches_an_affine_grid() -> None:
         torch.testing.assert_close(out[i : i + 1], expected, atol=1e-5, rtol=0)
 
 
+def test_rotation_to_the_nearest_pixel_takes_pixels_as_they_are() -> None:
+    """What torchvision's RandomRotation does unless told otherwise: no value between two pixels."""
+    x, gen = _images(6, height=9, width=7), Seed(0).samples(torch.arange(6))
+    out = random_rotation(x, gen, degrees=30, mode="nearest")
+    u = gen.uniform(torch.empty(6, 1, dtype=torch.float64))
+    for i, angle in enumerate(((2 * u - 1) * math.radians(30)).squeeze(1).tolist()):
+        for row in range(9):
+            for column in range(7):
+                v, w = row - 4, column - 3
+                there = math.sin(angle) * w + math.cos(angle) * v + 4, math.cos(angle) * w - math.sin(angle) * v + 3
+                near = round(there[0]), round(there[1])
+                if max(abs(there[0] % 1 - 0.5), abs(there[1] % 1 - 0.5)) < 1e-4:
+                    continue  # rounding decides
+                inside = 0 <= near[0] < 9 and 0 <= near[1] < 7
+                expected = x[i, :, near[0], near[1]] if inside else torch.zeros(3)
+                assert torch.equal(out[i, :, row, column], expected)
+    assert not torch.equal(out, random_rotation(x, gen, degrees=30))
+    assert torch.equal(random_rotation(x, gen, degrees=30), random_rotation(x, gen, degrees=30, mode="bilinear"))
+    with pytest.raises(ConfigError, match="unknown rotation mode 'cubic'; known: bilinear, nearest"):
+        random_rotation(x, gen, degrees=30, mode="cubic")  # type: ignore[arg-type]
+
+
 def test_rotation_of_an_oblong_image_does_not_shear() -> None:
     # A bright point 3 pixels right of the centre stays 3 pixels away from it, whatever the angle.
     x = torch.zeros(200, 1, 9, 21)
@@ -268,10 +294,59 @@ def test_mixup_share_follows_the_beta_distribution() -> None:
         mixup(x, y, Seed(0), alpha=0)
 
 
-def test_mixup_does_not_touch_the_global_generators() -> None:
+def test_mixing_does_not_touch_the_global_generators() -> None:
     before = torch.get_rng_state()
-    mixup(_images(4), torch.eye(4), Seed(0), alpha=1.0)
+    for work in MIXING.values():
+        work(_images(4), torch.eye(4), Seed(0), alpha=1.0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("key", range(40))
+def test_cutmix_pastes_one_rectangle_and_mixes_labels_by_its_pixels(key: int) -> None:
+    x, y = _images(12), F.one_hot(torch.arange(12) % 5, 5).float()
+    mixed, soft = cutmix(x, y, Seed(key), alpha=1.0)
+    partner = Seed(key).child("partner").permutation(12)
+    swapped = (mixed != x).any(1)  # [n, H, W]
+    moved = (partner != torch.arange(12)).nonzero().squeeze(1).tolist()
+    where = swapped[moved[0]]
+    rows, columns = where.any(1).nonzero().squeeze(1), where.any(0).nonzero().squeeze(1)
+    filled = torch.zeros_like(where)
+    if rows.numel():
+        filled[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
+    assert torch.equal(where, filled), "a rectangle"
+    for i in range(12):
+        assert torch.equal(mixed[i], torch.where(where, x[partner[i]], x[i])), "the same one for all"
+    share = float(where.double().mean())
+    torch.testing.assert_close(soft, (1 - share) * y + share * y[partner], atol=1e-6, rtol=0)
+    assert torch.equal(cutmix(x, y, Seed(key), alpha=1.0)[0], mixed)
+
+
+def test_cutmix_has_the_published_law() -> None:
+    """1 - lambda of U(0, 1) is the area if nothing is cut off: then sides are sqrt(1 - lambda) of the image's."""
+    x, y = torch.stack([torch.zeros(1, 40, 40), torch.ones(1, 40, 40)]), torch.eye(2)
+    areas, middles = [], []
+    for key in range(500):
+        drawn = np.random.default_rng(Seed(key).child("lambda").key)
+        part, v, u = math.sqrt(1 - drawn.beta(1.0, 1.0)), drawn.random(), drawn.random()
+        middles.append((v, u))
+        mixed, soft = cutmix(x, y, Seed(key), alpha=1.0)
+        if int(Seed(key).child("partner").permutation(2)[0]) == 0:
+            continue
+        side, top, left = int(40 * part), int(40 * v), int(40 * u)
+        rows = min(top - side // 2 + side, 40) - max(top - side // 2, 0)
+        columns = min(left - side // 2 + side, 40) - max(left - side // 2, 0)
+        assert int(mixed[0].sum()) == rows * columns
+        assert float(soft[0, 1]) == pytest.approx(rows * columns / 1600, abs=1e-6)
+        areas.append(part**2)
+    assert abs(sum(areas) / len(areas) - 0.5) < 0.06
+    assert abs(sum(v for v, _ in middles) / 500 - 0.5) < 0.05
+
+
+def test_cutmix_is_for_images_and_a_number_above_0() -> None:
+    with pytest.raises(ConfigError, match="cutmix alpha must be above 0, got 0"):
+        cutmix(_images(4), torch.eye(4), Seed(0), alpha=0)
+    with pytest.raises(ConfigError, match=r"cutmix needs images \[n, C, H, W\], got shape \(4, 2\); use mixup"):
+        cutmix(torch.rand(4, 2), torch.eye(4), Seed(0), alpha=1)
 
 
 def test_no_augmentation_returns_the_batch_of_any_shape() -> None:

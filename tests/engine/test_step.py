@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatrock.core.errors import ThreatError
 from flatrock.core.hooks import Penalty
 from flatrock.core.types import Parts, Point
+from flatrock.data.augment import cutmix
 from flatrock.data.loader import Batch
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
@@ -234,6 +235,19 @@ def test_outcome_counts_the_attacked_pass(make_job: MakeJob, tmp_path: Path, obj
     right = len(x) if objective == "standard" else int((says.flip(0) == says).sum())
     assert right < len(x) or objective == "standard"
     assert (int(outcome.right), outcome.samples) == (right, 16)
+
+
+def test_cutmix_trains_on_the_cut_batch(make_job: MakeJob, tmp_path: Path) -> None:
+    """The update is that of its inputs and soft labels, attack included."""
+    job, other = (make_job(tmp_path, data__augment=keys) for keys in ({"cutmix": 1.0}, {}))
+    batch = first(job)
+    hot = nn.functional.one_hot(batch.y, 10).float()
+    x, y = cutmix(batch.x, hot, job.seed.child("cutmix", 5), alpha=1.0)
+    got = train_step(job, batch, step=5, guard=True)
+    expected = train_step(other, replace(batch, x=x, y=y), step=5, guard=True)
+    assert equal(weights(job), weights(other))
+    assert {k: float(v) for k, v in got.losses.items()} == {k: float(v) for k, v in expected.losses.items()}
+    assert not torch.equal(x, batch.x)
 
 
 def test_mixup_recipe_runs(make_job: MakeJob, tmp_path: Path) -> None:

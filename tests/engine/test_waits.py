@@ -16,7 +16,7 @@ from attack_cases import Waits
 from torch import Tensor
 
 from flatrock.core.rng import Seed
-from flatrock.data.augment import Augmentation, mixup
+from flatrock.data.augment import Augmentation, cutmix, mixup
 from flatrock.data.dataset import Dataset
 from flatrock.data.loader import TensorLoader
 from flatrock.engine.job import Job
@@ -52,6 +52,7 @@ REST: dict[str, dict[str, Any]] = {
     "entropy_sgd": {"optimizer": {"name": "entropy_sgd"}},
     "sgld": {"optimizer": {"name": "sgld"}},
     "mixup": {"data__augment__mixup": 0.5},
+    "cutmix": {"data__augment__cutmix": 0.5},
     "augmentation": {"data__augment": {"crop": 1, "flip": True, "cutout": 2, "rotation": 10, "erase": 0.5}},
     "label smoothing": {"objective": {"name": "at", "label_smoothing": 0.1}},
     "clean tick": {"train__clean_tick": True},
@@ -136,6 +137,7 @@ def test_whoever_sends_a_number_and_waits_is_found() -> None:
     x, y = torch.empty(4, 1, 2, 2, device="meta"), torch.empty(4, 3, device="meta")
     with Waits() as waits:
         mixup(x, y, Seed(0), alpha=1.0)
+        cutmix(x, y, Seed(0), alpha=1.0)
     assert waits.found == []
 
     def sent(values: Tensor) -> Tensor:

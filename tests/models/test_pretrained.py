@@ -76,6 +76,28 @@ def test_a_vit_b16_for_cifar() -> None:
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 7)
 
 
+def triangle(t: float) -> float:
+    return max(1 - abs(t), 0.0)
+
+
+def test_the_kernel_is_resized_as_asked_for() -> None:
+    """16x16 to 4x4: means with weights 1 - |t|/4 around the middle of each four, or one number of them."""
+    state, models = shaken(vit(num_classes=11)), {by: cifar(resize=by) for by in ("cubic", "bilinear", "nearest")}
+    for model in models.values():
+        load_pretrained(model, state)
+    rows = [[triangle((j + 0.5 - (4 * i + 2)) / 4) for j in range(16)] for i in range(4)]
+    down = torch.tensor([[value / sum(row) for value in row] for row in rows], dtype=torch.float64)
+    kernel = torch.einsum("ai,bj,dcij->dcab", down, down, state[KERNEL].double())
+    torch.testing.assert_close(models["bilinear"].get_parameter(KERNEL).detach().double(), kernel, rtol=1e-4, atol=1e-5)
+    assert torch.equal(models["nearest"].get_parameter(KERNEL), state[KERNEL][:, :, 2::4, 2::4])
+    plain = cifar()
+    load_pretrained(plain, state)
+    assert torch.equal(plain.get_parameter(KERNEL), models["cubic"].get_parameter(KERNEL))
+    assert all(torch.equal(model.pos_embed, plain.pos_embed) for model in models.values())
+    with pytest.raises(ConfigError, match="unknown vit resize 'linear'; known: bilinear, cubic, nearest"):
+        cifar(resize="linear")
+
+
 def test_what_does_not_change_is_copied_bit_by_bit() -> None:
     source, model = vit(num_classes=7), vit(seed=1, num_classes=7)
     load_pretrained(model, source.state_dict())

@@ -155,12 +155,20 @@ def test_missing_sections_are_named(tmp_path: Path) -> None:
     assert caught.value.faults == tuple(f"{name}: this section is required" for name in missing)
 
 
-def test_mixup_needs_soft_labels_and_no_extra_data() -> None:
-    assert "objective 'mart' needs hard labels" in only_fault("digits_mart", "data.augment.mixup=1.4")
-    assert load_recipe("digits_at", ["data.augment.mixup=1.4"]).data.augment.mixup == 1.4
-    assert "cannot be combined with data.extra" in only_fault(
-        "digits_at", "data.augment.mixup=1.4", "data.extra.file=more.npz"
+@pytest.mark.parametrize("mixing", ["mixup", "cutmix"])
+def test_mixing_needs_soft_labels_and_no_extra_data(mixing: str) -> None:
+    asked = f"data.augment.{mixing}=1.4"
+    assert only_fault("digits_mart", asked) == (
+        f"data.augment.{mixing}: objective 'mart' needs hard labels; set {mixing} to 0"
     )
+    assert getattr(load_recipe("digits_at", [asked]).data.augment, mixing) == 1.4
+    assert "cannot be combined with data.extra" in only_fault("digits_at", asked, "data.extra.file=more.npz")
+
+
+def test_a_batch_is_mixed_once_and_points_are_not_cut() -> None:
+    both = only_fault("digits_at", "data.augment.mixup=1", "data.augment.cutmix=1")
+    assert both == "data.augment: mixup and cutmix both mix a batch; set one of them to 0"
+    assert "holds points, not images; only mixup applies" in only_fault("moons_at", "data.augment.cutmix=1")
 
 
 def test_model_must_fit_the_data() -> None:

@@ -211,11 +211,13 @@ def test_data_and_network_are_the_papers(name: str) -> None:
         "crop_fill": "reflect" if rice and data == "cifar10" else "zero",
         "flip": not svhn,
         "rotation": 15.0 if rice and data == "cifar100" else 0.0,
+        "rotation_mode": "bilinear",
         "shift": 0,
         "erase": 0.0,
         "cutout": 0,
         "brightness": 0.0,
         "mixup": 0.0,
+        "cutmix": 0.0,
     }
 
 

@@ -213,11 +213,14 @@ def test_one_class_for_all_held_out_images_is_a_collapse(
     assert job.probe(job.model) == ProbeOutcome(1.0, 0.5, 0.0, collapsed=collapsed)
 
 
-@pytest.mark.parametrize("key", ["shift", "erase"])
-def test_later_choices_of_augmentation_are_in_the_hash_where_they_are_made(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "usual", "other"),
+    [("shift", 0, 1), ("erase", 0, 1), ("cutmix", 0, 1), ("rotation_mode", "bilinear", "nearest")],
+)
+def test_later_choices_of_augmentation_are_in_the_hash_where_they_are_made(key: str, usual: Any, other: Any) -> None:
     plain = recipe_hash(load_recipe("cifar10_short_at"))
-    assert recipe_hash(load_recipe("cifar10_short_at", {f"data.augment.{key}": 0})) == plain
-    assert recipe_hash(load_recipe("cifar10_short_at", {f"data.augment.{key}": 1})) != plain
+    assert recipe_hash(load_recipe("cifar10_short_at", {f"data.augment.{key}": usual})) == plain
+    assert recipe_hash(load_recipe("cifar10_short_at", {f"data.augment.{key}": other})) != plain
 
 
 def test_a_probe_tells_held_out_and_training_images_apart(tmp_path: Path) -> None:

@@ -265,12 +265,13 @@ def test_processes_end_at_once_and_lose_no_word(capfd: pytest.CaptureFixture[str
     assert "made" in out and "taken apart" not in out
 
 
-def test_what_cannot_be_shared_is_refused_at_once() -> None:
-    mixed = {**TINY, "data": {"augment": {"mixup": 1.0}}, "train": {"epochs": 1, "batch_size": 3}}
+@pytest.mark.parametrize("mixing", ["mixup", "cutmix"])
+def test_what_cannot_be_shared_is_refused_at_once(mixing: str) -> None:
+    mixed = {**TINY, "data": {"augment": {mixing: 1.0}}, "train": {"epochs": 1, "batch_size": 3}}
     with pytest.raises(ConfigError) as refused:
         flatrock.train("digits_at", **mixed, device=TWO)
     assert len(refused.value.faults) == 2
-    assert "mixup: samples are mixed with others of the whole batch; train on one device" in str(refused.value)
+    assert f"{mixing}: samples are mixed with others of the whole batch; train on one device" in str(refused.value)
     assert "train.batch_size: 3 leaves one of 2 devices less than two samples of a kind" in str(refused.value)
     with pytest.raises(ConfigError, match="no device is named"):
         flatrock.train("digits_at", **TINY, device=[])

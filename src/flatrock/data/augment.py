@@ -22,6 +22,9 @@ from flatrock.core.threat import rows
 Fill = Literal["zero", "reflect"]
 # How torch's padding calls them.
 FILLS = {"zero": "constant", "reflect": "reflect"}
+# How a turned image is read between pixels; torchvision's RandomRotation takes the nearest unless told otherwise.
+Turn = Literal["bilinear", "nearest"]
+TURNS = ("bilinear", "nearest")
 # Least and largest share of an image that is erased.
 ERASED = (0.02, 0.33)
 
@@ -107,8 +110,10 @@ def random_erasing(x: Tensor, gen: SampleGen, *, share: float) -> Tensor:
     return torch.where(hit, gen.child("noise").uniform(x), x)
 
 
-def random_rotation(x: Tensor, gen: SampleGen, *, degrees: float) -> Tensor:
-    """Turn about the centre by an angle of U(-degrees, degrees); bilinear, zero outside."""
+def random_rotation(x: Tensor, gen: SampleGen, *, degrees: float, mode: Turn = "bilinear") -> Tensor:
+    """Turn about the centre by an angle of U(-degrees, degrees); read between pixels as `mode` says, zero outside."""
+    if mode not in TURNS:
+        raise ConfigError(unknown("rotation mode", mode, TURNS))
     height, width = x.shape[-2:]
     angle = (2 * _uniform(x, gen, 1) - 1) * math.radians(degrees)
     cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
@@ -116,7 +121,7 @@ def random_rotation(x: Tensor, gen: SampleGen, *, degrees: float) -> Tensor:
     v = torch.arange(height, device=x.device, dtype=torch.float64)[None, :, None] - (height - 1) / 2
     u = torch.arange(width, device=x.device, dtype=torch.float64)[None, None, :] - (width - 1) / 2
     grid = torch.stack([(cos * u - sin * v) * 2 / width, (sin * u + cos * v) * 2 / height], dim=-1).to(x.dtype)
-    turned = F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    turned = F.grid_sample(x, grid, mode=mode, padding_mode="zeros", align_corners=False)
     # The four weights may add up to a rounding error more than 1.
     return turned.clamp(0, 1)
 
@@ -136,6 +141,37 @@ def mixup(x: Tensor, y_onehot: Tensor, seed: Seed, *, alpha: float) -> tuple[Ten
     return torch.lerp(x[partner], x, share), torch.lerp(y_onehot[partner], y_onehot, share)
 
 
+def cutmix(x: Tensor, y_onehot: Tensor, seed: Seed, *, alpha: float) -> tuple[Tensor, Tensor]:
+    """A rectangle of every image replaced by that of another, targets mixed by area (Yun et al. 2019).
+
+    One lambda ~ Beta(alpha, alpha), one rectangle and one shuffle p for the batch: sides sqrt(1 - lambda) of the
+    image's, its middle uniform in the image, cut off at the edges. The share of x[p] in the targets is that of the
+    pixels replaced, not 1 - lambda.
+    """
+    if not alpha > 0:
+        raise ConfigError(f"cutmix alpha must be above 0, got {alpha!r}")
+    if x.dim() != 4:
+        raise ConfigError(f"cutmix needs images [n, C, H, W], got shape {tuple(x.shape)}; use mixup, or switch it off")
+    draw = np.random.default_rng(seed.child("lambda").key)
+    part = math.sqrt(1 - float(draw.beta(alpha, alpha)))
+    spans = [_span(size, part, float(draw.random())) for size in x.shape[-2:]]
+    partner = seed.child("partner").permutation(len(x)).to(x.device, non_blocking=True)
+    mixed = x.clone()
+    mixed[..., spans[0], spans[1]] = x[partner][..., spans[0], spans[1]]
+    replaced = math.prod(span.stop - span.start for span in spans) / math.prod(x.shape[-2:])
+    return mixed, torch.lerp(y_onehot, y_onehot[partner], replaced)
+
+
+def _span(size: int, part: float, u: float) -> slice:
+    """Rows or columns of a rectangle whose side is this part of `size`, around the pixel floor(u * size)."""
+    side, middle = int(size * part), int(u * size)
+    return slice(max(middle - side // 2, 0), min(middle - side // 2 + side, size))
+
+
+# What mixes samples of a batch, and their labels; a recipe may choose one.
+MIXING = {"mixup": mixup, "cutmix": cutmix}
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """Which changes are made: crop, shift, flip, rotation, brightness, cutout, erase, in this order. Zero is none."""
@@ -148,6 +184,7 @@ class Augmentation:
     brightness: float = 0.0
     shift: int = 0
     erase: float = 0.0
+    rotation_mode: Turn = "bilinear"
 
     def __post_init__(self) -> None:
         limits = {"rotation": 180.0, "brightness": 1.0, "erase": 1.0}
@@ -159,12 +196,14 @@ class Augmentation:
         ]
         if self.crop_fill not in FILLS:
             faults.append(unknown("crop fill", self.crop_fill, FILLS))
+        if self.rotation_mode not in TURNS:
+            faults.append(unknown("rotation mode", self.rotation_mode, TURNS))
         if faults:
             raise ConfigError("augmentation:", tuple(faults))
 
     def __call__(self, x: Tensor, gen: SampleGen) -> Tensor:
         """The changed batch; `gen` carries the ids of its samples."""
-        if self == Augmentation(crop_fill=self.crop_fill):
+        if self == Augmentation(crop_fill=self.crop_fill, rotation_mode=self.rotation_mode):
             return x
         if x.dim() != 4:
             raise ConfigError(f"augmentation needs images [n, C, H, W], got shape {tuple(x.shape)}; switch it off")
@@ -175,7 +214,7 @@ class Augmentation:
         if self.flip:
             x = random_flip(x, gen.child("flip"))
         if self.rotation:
-            x = random_rotation(x, gen.child("rotation"), degrees=self.rotation)
+            x = random_rotation(x, gen.child("rotation"), degrees=self.rotation, mode=self.rotation_mode)
         if self.brightness:
             x = random_brightness(x, gen.child("brightness"), strength=self.brightness)
         if self.cutout:

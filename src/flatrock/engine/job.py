@@ -85,6 +85,7 @@ class Job:
     tensorboard: bool
     clip_norm: float | None = None  # the largest norm of a gradient that is stepped on
     helper: Helper | None = None
+    cutmix_alpha: float = 0.0
     selected_from: int = 0  # samples the best epoch is chosen on
     notes: tuple[str, ...] = ()  # what is known before the first step of how it will go, each with its code
     start: str | None = None  # digest of the weights it begins with; None: they are drawn, or a resumed run has its own

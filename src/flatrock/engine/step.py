@@ -13,7 +13,7 @@ from torch import Tensor
 from flatrock.core.borrow import nudged
 from flatrock.core.hooks import Nudge, Scene, Shift
 from flatrock.core.types import Point
-from flatrock.data.augment import mixup
+from flatrock.data.augment import MIXING
 from flatrock.data.loader import Batch
 from flatrock.engine.craft import check, craft, merged
 from flatrock.engine.job import Job
@@ -71,11 +71,13 @@ def _update(job: Job, batch: Batch, *, step: int, guard: bool) -> StepOutcome:
 
 
 def mixed(job: Job, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a batch as a step sees them: mixed up if the recipe says so."""
-    if job.mixup_alpha == 0:
+    """Inputs and labels of a batch as a step sees them: mixed with each other if the recipe says so."""
+    alphas = {"mixup": job.mixup_alpha, "cutmix": job.cutmix_alpha}
+    name = next((name for name, alpha in alphas.items() if alpha), None)  # recipes allow one of them
+    if name is None:
         return batch.x, batch.y
     one_hot = F.one_hot(batch.y, job.num_classes).float()
-    return mixup(batch.x, one_hot, job.seed.child("mixup", step), alpha=job.mixup_alpha)
+    return MIXING[name](batch.x, one_hot, job.seed.child(name, step), alpha=alphas[name])
 
 
 def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:

@@ -14,7 +14,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
 from flatrock.models.foreign import converted
-from flatrock.models.vit import Transformer
+from flatrock.models.vit import RESIZES, Transformer
 from flatrock.models.weights import Weights, fit, shapes_of
 from flatrock.models.wrapping import Reading, closest, readings
 
@@ -51,9 +51,9 @@ def fitted(model: Classifier, state: Mapping[str, Tensor]) -> Fitted:
     A head of another number of classes, or none (of a transformer), is left out. Normalisation is the model's own.
 
     For a transformer the kernel that reads patches and the grid of position embeddings are resized by cubic
-    interpolation, 16x16 to 4x4 pixels and 14x14 to 15x15 places for a ViT-B16 on CIFAR; the embedding of the class
-    token is kept. As many places as the model has are taken as they are; a grid that has to be resized must be a square
-    one. A kernel's numbers are not made larger where there are fewer of them.
+    interpolation (the kernel as the option `resize` says), 16x16 to 4x4 pixels and 14x14 to 15x15 places for a ViT-B16
+    on CIFAR; the embedding of the class token is kept. As many places as the model has are taken as they are; a grid
+    that has to be resized must be a square one. A kernel's numbers are not made larger where there are fewer of them.
     """
     expected = shapes_of(_own(model))
     found = {k: v for k, v in closest(readings(state), expected).state.items() if k not in _NORMALIZATION}
@@ -114,17 +114,19 @@ def _for_images(model: Transformer, state: Mapping[str, Tensor]) -> dict[str, Te
     """The weights with patches and positions of the sizes the model has."""
     found = dict(state)
     if KERNEL in found and found[KERNEL].dim() == 4:
-        found[KERNEL] = _resized(found[KERNEL], tuple(model.get_parameter(KERNEL).shape[2:]))
+        found[KERNEL] = _resized(found[KERNEL], tuple(model.get_parameter(KERNEL).shape[2:]), by=model.resize)
     if POSITIONS in found and found[POSITIONS].dim() == 3 and found[POSITIONS].shape != model.pos_embed.shape:
         found[POSITIONS] = _repositioned(found[POSITIONS], model.grid)
     return found
 
 
-def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Cubic interpolation (Keys, a = -1/2) of the last two axes; where they shrink, over as many more pixels."""
+def _resized(images: Tensor, size: tuple[int, ...], *, by: str = "cubic") -> Tensor:
+    """The last two axes interpolated: cubic (Keys, a = -1/2) and bilinear, where they shrink over as many more pixels,
+    or the nearest one."""
     if images.shape[2:] == size:
         return images
-    return F.interpolate(images.double(), size=size, mode="bicubic", antialias=True).to(images.dtype)
+    smooth = {} if by == "nearest" else {"antialias": True}
+    return F.interpolate(images.double(), size=size, mode=RESIZES[by], **smooth).to(images.dtype)
 
 
 def _repositioned(positions: Tensor, grid: tuple[int, int]) -> Tensor:

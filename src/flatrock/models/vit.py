@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.options import count
+from flatrock.core.options import choose, count
 from flatrock.models.classifier import Classifier
 
 # That of the published networks; torch's own is 1e-5.
 NORM_EPS = 1e-6
 # Standard deviation of position embeddings and of the head at the beginning.
 SMALL = 0.02
+# Ways to resize a kernel, as torch calls them; the smooth ones read as many more numbers where it shrinks.
+RESIZES = {"cubic": "bicubic", "bilinear": "bilinear", "nearest": "nearest-exact"}
 
 
 class Attention(nn.Module):
@@ -86,7 +88,10 @@ class Transformer(Classifier):
     """head(norm(blocks([token; embedded] + positions))[0]): what the class token has become are the features.
 
     `patch_embed` makes `grid` (rows, columns) tokens of an image; its last layer is a convolution `proj`. No dropout.
+    `resize` says how the kernel of given weights is brought to the size of these patches.
     """
+
+    resize = "cubic"
 
     def __init__(
         self,
@@ -129,7 +134,10 @@ class Transformer(Classifier):
 
 
 class VisionTransformer(Transformer):
-    """Patches of `patch` x `patch` pixels, `stride` apart (left out: side by side); `mlp` is 4 width if left out."""
+    """Patches of `patch` x `patch` pixels, `stride` apart (left out: side by side); `mlp` is 4 width if left out.
+
+    `resize` (cubic, bilinear, nearest) concerns weights to begin with, of other patches.
+    """
 
     def __init__(
         self,
@@ -140,9 +148,11 @@ class VisionTransformer(Transformer):
         patch: int,
         stride: int | None = None,
         mlp: int | None = None,
+        resize: str = "cubic",
         input_shape: Sequence[int] = (3, 32, 32),
         num_classes: int,
     ) -> None:
+        choose("vit", "resize", resize, RESIZES)
         stride, mlp = patch if stride is None else stride, 4 * width if mlp is None else mlp
         shape = image_shape("vit", input_shape)
         check_sizes("vit", depth=depth, width=width, heads=heads, patch=patch, stride=stride, mlp=mlp)
@@ -157,6 +167,7 @@ class VisionTransformer(Transformer):
             input_shape=shape,
             num_classes=num_classes,
         )
+        self.resize = resize
 
 
 def image_shape(family: str, shape: Sequence[int]) -> tuple[int, int, int]:

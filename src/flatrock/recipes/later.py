@@ -9,7 +9,7 @@ from typing import Any
 LATER: Mapping[str, Mapping[str, Any]] = {
     "": {"flatness": []},
     "train": {"clean_tick": False, "clip_norm": None, "micro_batch": None},
-    "data.augment": {"shift": 0, "erase": 0.0},
+    "data.augment": {"shift": 0, "erase": 0.0, "rotation_mode": "bilinear", "cutmix": 0.0},
     "model": {"weights": None},
     "objective": {"label_smoothing": 0},
     "optimizer": {"schedule_on": "all"},

@@ -16,6 +16,7 @@ from flatrock.core.hooks import Flatness
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import THREATS
+from flatrock.data.augment import MIXING
 from flatrock.data.catalog import data_options, info
 from flatrock.data.loader import extra_share
 from flatrock.engine.schedule import SCHEDULES
@@ -256,7 +257,7 @@ def _pictures(draft: Draft) -> None:
     if data is None or shape is None:
         return
     augment, side = data.augment, min(shape[1:]) if len(shape) == 3 else 0
-    used = augment.model_dump(exclude={"crop_fill", "mixup"})
+    used = augment.model_dump(exclude={"crop_fill", "rotation_mode", "mixup"})
     if len(shape) != 3 and any(used.values()):
         draft.note(f"data.augment: {data.name!r} holds points, not images; only mixup applies")
     elif augment.crop >= side and augment.crop_fill == "reflect":
@@ -270,14 +271,16 @@ def _pictures(draft: Draft) -> None:
 
 
 def _labels(draft: Draft) -> None:
-    """Mixed labels only with objectives and attacks that are defined on them."""
+    """Mixed labels only with objectives and attacks that are defined on them, and mixed once."""
     data = draft.get("data", Data)
-    if data is None or not data.augment.mixup:
-        return
-    if draft.objective is not None and draft.objective.hard_labels:
-        name = draft.sections["objective"].name
-        draft.note(f"data.augment.mixup: objective {name!r} needs hard labels; set mixup to 0")
-    if draft.attack is not None and not draft.attack.mixed_labels:
-        draft.note("data.augment.mixup: the attack is not defined on mixed labels; use pgd or set mixup to 0")
-    if data.extra is not None:
-        draft.note("data.augment.mixup: cannot be combined with data.extra; set mixup to 0")
+    mixing = [name for name in MIXING if data is not None and getattr(data.augment, name)]
+    if len(mixing) > 1:
+        draft.note("data.augment: mixup and cutmix both mix a batch; set one of them to 0")
+    for one in mixing:
+        if draft.objective is not None and draft.objective.hard_labels:
+            name = draft.sections["objective"].name
+            draft.note(f"data.augment.{one}: objective {name!r} needs hard labels; set {one} to 0")
+        if draft.attack is not None and not draft.attack.mixed_labels:
+            draft.note(f"data.augment.{one}: the attack is not defined on mixed labels; use pgd or set {one} to 0")
+        if data.extra is not None:
+            draft.note(f"data.augment.{one}: cannot be combined with data.extra; set {one} to 0")

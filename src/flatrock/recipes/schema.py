@@ -58,8 +58,10 @@ class Augment(Section):
     flip: bool = False
     cutout: Annotated[Whole, Field(ge=0)] = 0
     rotation: Annotated[Number, Field(ge=0, le=180)] = 0.0
+    rotation_mode: Literal["bilinear", "nearest"] = "bilinear"
     brightness: Annotated[Number, Field(ge=0, le=1)] = 0.0
     mixup: Annotated[Number, Field(ge=0)] = 0.0
+    cutmix: Annotated[Number, Field(ge=0)] = 0.0
     shift: Annotated[Whole, Field(ge=0)] = 0
     erase: Annotated[Number, Field(ge=0, le=1)] = 0.0
 
@@ -114,8 +116,8 @@ class Optimizer(Named):
     """The update rule; keys beyond these are options of the optimizer named.
 
     Those that some optimizers lack (SHARED) are 0 where they are left out and the one named lacks them. `decay_on:
-    weights` spares biases and BatchNorm; with `schedule_on: decayed` these also keep the first rate, lr, for good, as
-    in the code of Rice and of AWP with --l2. l1 and l2 are penalties on weights, added to the loss.
+    weights` spares biases and BatchNorm; `schedule_on: decayed` leaves them at lr for good, too. l1 and l2 are
+    penalties on weights, added to the loss.
     """
 
     name: str = "sgd"
@@ -261,13 +263,12 @@ class Recipe(Section):
     def training_keys(self) -> dict[str, Any]:
         """The keys that decide the weights: the rest may change between a run and its resumption."""
         keys = self.resolved()
-        train, model = keys["train"], keys["model"]
         for free in ("about", "engine", "evaluate", "name"):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep"):
-            train.pop(free)
-        if model["weights"] is not None:
-            model["weights"] = "given"  # where they lie; a run's state knows them
+            keys["train"].pop(free)
+        if keys["model"]["weights"] is not None:
+            keys["model"]["weights"] = "given"  # where they lie; a run's state knows them
         if is_own(self.objective.name):  # options of the user's are all kept
             return without_unmade(keys, skip="objective")
         keys["objective"].pop("helper", None)  # the same

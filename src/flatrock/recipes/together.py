@@ -22,6 +22,7 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.runs import Run
 from flatrock.core.team import LostError, joined, leave
 from flatrock.data import pictures
+from flatrock.data.augment import MIXING
 from flatrock.data.catalog import load_data
 from flatrock.data.loader import extra_share
 from flatrock.engine.failure import in_short, interrupted, marked, trace_of
@@ -179,8 +180,8 @@ def device_faults(recipe: Recipe, devices: Sequence[torch.device]) -> tuple[str,
     if min(parts) < 2 * len(devices):
         few = f"train.batch_size: {recipe.train.batch_size} leaves one of {len(devices)} devices less than two samples"
         faults.append(f"{few} of a kind; raise it, or name fewer devices")
-    if recipe.data.augment.mixup:
-        faults.append("data.augment.mixup: samples are mixed with others of the whole batch; train on one device")
+    for name in [n for n in MIXING if getattr(recipe.data.augment, n)]:
+        faults.append(f"data.augment.{name}: samples are mixed with others of the whole batch; train on one device")
     return tuple(faults)
 
 
