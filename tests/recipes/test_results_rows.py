@@ -22,8 +22,9 @@ from flatrock.cli.main import app
 from flatrock.core import rows as module
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
+from flatrock.core.gaps import mean_paired, paired
 from flatrock.core.locks import locked
-from flatrock.core.rows import SCHEMA, Row, add_rows, mean_paired, paired, read_rows, write_rows
+from flatrock.core.rows import SCHEMA, Row, add_rows, read_rows, write_rows
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash

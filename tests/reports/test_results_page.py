@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
-from flatrock.core.rows import Gap, read_rows
+from flatrock.core.gaps import Gap
+from flatrock.core.rows import read_rows
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.results import collect_run, protocol
 from flatrock.reports.claims import Verdict, tally_lines, verdicts

@@ -68,15 +68,17 @@ def fake_further(path: Path, recipe: Recipe, checkpoint: str, epoch: int, percen
         about: dict[str, Any] = {"whole_plan": False, "recipe_hash": recipe_hash(recipe)}
         if asked.surrogate is not None:
             other = Path(asked.surrogate).name
-            about["surrogate"] = {
-                "recipe": other,
-                "recipe_hash": recipe_hash(load_recipe(other)),
-                "epoch": 2,
-                "seed": 0,
-            }
+            way = {"select.data": recipe.select.data, "data.held_out": recipe.data.held_out}  # chosen as the run is
+            known = recipe_hash(load_recipe(other, way))
+            about["surrogate"] = {"recipe": other, "recipe_hash": known, "epoch": 2, "seed": 0}
         made = fake_result(recipe.name, checkpoint, epoch, {"clean": percents["clean"], **found}, **about)
         made = replace(made, threat={"norm": threat.norm, "eps": threat.eps}, findings=())
+        made = replace(made, marks=_marks(recipe, checkpoint))
         write_atomic(path / f"result-{checkpoint}-further{nth}.json", made.to_json().encode())
+
+
+def _marks(recipe: Recipe, checkpoint: str) -> tuple[str, ...]:
+    return ("test-selected",) if recipe.select.data == "test" and checkpoint.endswith("best") else ()
 
 
 def fake_run(
@@ -120,6 +122,7 @@ def fake_run(
     for end, epoch, found in (("best", 2, percents), ("last", 3, last or {})):
         if found:
             result = fake_result(recipe, f"{stem}{end}", epoch, found, recipe_hash=recipe_hash(loaded))
+            result = replace(result, marks=_marks(loaded, end))
             write_atomic(path / f"result-{stem}{end}.json", result.to_json().encode())
             if further:
                 fake_further(path, loaded, f"{stem}{end}", epoch, found)

@@ -22,7 +22,7 @@ from flatrock.core.device import each_device, named_devices, pick_device
 from flatrock.core.progress import clock
 from flatrock.core.provenance import device_name
 from flatrock.core.records import Result
-from flatrock.core.rows import Row
+from flatrock.core.rows import Row, chosen_on_test
 from flatrock.core.runs import Run
 from flatrock.engine.folder import UNENDED, RunFolder
 from flatrock.recipes.cost import estimate
@@ -33,6 +33,7 @@ from flatrock.recipes.reproduce_plan import NEW, Planned
 from flatrock.recipes.results import changes
 from flatrock.reports.claims import more_differences, tally_lines
 from flatrock.reports.expected import expected_line
+from flatrock.reports.papers import Papers
 from flatrock.reports.results import overview
 from flatrock.reports.table import Table
 
@@ -167,21 +168,28 @@ def _tell_outcome(table: Prepared, outcome: Outcome) -> None:
         tell_changes(outcome.rows)
     rows = table.known()
     papers = table.figures(rows)
-    lines = {key: tally_lines(part, papers.runs(key, rows)) for key, part in papers.protocols.items()}
-    for key in filter(lines.get, lines):
-        say("\n".join([f"of the differences papers print, {key}:", *(f"  {line}" for line in lines[key])]))
-    if outcome.rows and not any(lines.values()):
+    told = [_tell_differences(papers, rows, on_test=on_test) for on_test in (False, True)]
+    if outcome.rows and not any(told):
         say("papers print no difference between two of these rows as their recipes say")
-    known = {row.recipe for row in rows if row.comparable}
-    for key, part in papers.protocols.items():
-        if wanted := more_differences(part, known):
-            say(f"{key}, differences: {wanted}")
     for planned in outcome.left:
         why = outcome.busy.get(planned.folder, "no time was left")
         say(("not made ", "yellow"), f"{planned.folder.name}: {why}; the same command goes on")
     _tell_lacking(table)
     if outcome.problems:
         say(f"{len(outcome.problems)} of {len(table.rows)} rows failed", to=errors)
+
+
+def _tell_differences(papers: Papers, rows: Sequence[Row], *, on_test: bool) -> bool:
+    """What became of those that papers print between these rows; whether there are any."""
+    way = ", chosen on the test set*" if on_test else ""
+    lines = {key: tally_lines(p, papers.runs(key, rows), on_test=on_test) for key, p in papers.protocols.items()}
+    for key in filter(lines.get, lines):
+        say("\n".join([f"of the differences papers print, {key}{way}:", *(f"  {line}" for line in lines[key])]))
+    known = {row.recipe for row in rows if (row.on_test if on_test else row.comparable)}
+    for key, part in papers.protocols.items():
+        if wanted := more_differences(part, known, on_test=on_test):
+            say(f"{key}{way}, differences: {wanted}")
+    return any(lines.values())
 
 
 def _tell_lacking(table: Prepared) -> None:
@@ -205,7 +213,10 @@ def _tell_plan(table: Prepared) -> None:
     _tell_lacking(table)
     for key, text in table.outlooks().items():
         say(f"{key}: {text}")
-    if changed := sum(bool(changes(row.recipe)) for row in table.rows):
+    found = [said for row in table.rows if (said := changes(row.recipe))]
+    if on_test := sum(map(chosen_on_test, found)):
+        say(f"{on_test} of them choose their best epoch on the test set: compared, with a *, with papers that did")
+    if changed := len(found) - on_test:
         say(f"{changed} of them are changed by overrides, and compared with no paper")
     known = [seconds for seconds in times if seconds is not None]
     if sum(known):

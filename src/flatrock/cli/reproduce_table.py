@@ -11,7 +11,7 @@ from typing import Any
 from flatrock.cli.shared import check_json, check_out, check_page
 from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.progress import Progress
-from flatrock.core.rows import SCHEMA, Row, read_rows
+from flatrock.core.rows import SCHEMA, Row, chosen_on_test, read_rows
 from flatrock.recipes.changed import leaves
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.pieces import DEFAULT_RUNS
@@ -51,10 +51,17 @@ class Prepared:
 
     def outlooks(self) -> dict[str, str]:
         """What papers print about the rows to be and those that are there, by protocol; changed rows aside."""
-        names = {row.recipe.name: protocol(row.recipe.name) for row in self.rows if not changes(row.recipe)}
-        names |= {row.recipe: row.protocol for row in self.known() if row.comparable}
-        parts = known_papers(self.papers, self.out.parent, names).protocols
-        return {key: text for key, part in parts.items() if (text := outlook(part, names))}
+        planned, known = {row.recipe.name: changes(row.recipe) for row in self.rows}, self.known()
+        held = {name: protocol(name) for name, changed in planned.items() if not changed}
+        held |= {row.recipe: row.protocol for row in known if row.comparable}
+        tested = {name: protocol(name) for name, changed in planned.items() if chosen_on_test(changed)}
+        tested |= {row.recipe: row.protocol for row in known if row.on_test}
+        found: dict[str, str] = {}
+        for names, way in ((held, ""), (tested, ", chosen on the test set*")):
+            parts = known_papers(self.papers, self.out.parent, names).protocols
+            texts = {f"{key}{way}": outlook(part, names, on_test=bool(way)) for key, part in parts.items()}
+            found |= {key: text for key, text in texts.items() if text}
+        return found
 
     def make(
         self,

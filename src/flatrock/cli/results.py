@@ -23,7 +23,7 @@ from flatrock.recipes.results import collect_run, further_left, is_evaluated
 from flatrock.recipes.sheet import Sheet, sheet
 from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
 from flatrock.reports.names import NOWHERE, row_names
-from flatrock.reports.remarks import told_once
+from flatrock.reports.remarks import ON_TEST, told_once
 from flatrock.reports.results import overview
 
 Runs = Annotated[
@@ -161,10 +161,15 @@ def tell_changes(rows: Sequence[Row]) -> None:
     """In what runs are not what the recipe of their name says, those alike told once."""
     said: dict[str, list[str]] = {}
     for row in rows:
-        if row.changes:
+        if row.changes and not row.on_test:
             said.setdefault("; ".join(row.changes), []).append(row.recipe)
-    for who, text in told_once(said, [row.recipe for row in rows]):
+    everyone = [row.recipe for row in rows]
+    for who, text in told_once(said, everyone):
         say(("changed ", "yellow"), f"{who}: {text}")
+    for who, text in told_once(
+        {ON_TEST: on_test} if (on_test := [r.recipe for r in rows if r.on_test]) else {}, everyone
+    ):
+        say(("on the test set ", "yellow"), f"{who}: {text}; compared, with a *, with papers that chose so")
 
 
 def tell_expected(

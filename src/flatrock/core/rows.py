@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import hypot, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatrock.core.errors import StateError
 from flatrock.core.files import read_record, write_atomic
 from flatrock.core.locks import locked
 from flatrock.core.provenance import VERSION, commit
@@ -28,8 +27,15 @@ WORST = "worst case"
 DISTANCE = "mean_distance "
 # Keys of a score that are left out where they are empty, as in files from before there were such.
 LATER = ("distances", "where", "more")
+# What `select=test data.held_out=0` changes in a recipe: the way in which most papers chose their best epochs.
+ON_TEST = {"data.held_out: 0", "select.data: 'test'"}
 # Seconds one waits for another who adds rows to the same file, which takes one at most.
 WAIT = 60.0
+
+
+def chosen_on_test(changes: Iterable[str]) -> bool:
+    """Whether these are all that a recipe was changed in: the best epoch is chosen on the test set, none held out."""
+    return {change.partition(" instead of ")[0] for change in changes} == ON_TEST
 
 
 def measure_name(attack: str, where: str) -> str:
@@ -159,12 +165,23 @@ class Row:
     def comparable(self) -> bool:
         """Whether the run is what its recipe says, to the end, was evaluated with the weights meant, and tells inputs
         apart."""
-        return self.judged and not self.collapsed and not self.stands_in
+        return self.judged and self.sound
+
+    @property
+    def on_test(self) -> bool:
+        """The same of a run whose best epoch was chosen on the test set, and which is what its recipe says in all else:
+        it may be compared with papers that chose so, and with no row that held images out."""
+        return self.status == "finished" and self.main is not None and self.sound and chosen_on_test(self.changes)
 
     @property
     def judged(self) -> bool:
         """Whether the run is what its recipe says, to the end, and was evaluated."""
         return self.status == "finished" and not self.changes and self.main is not None
+
+    @property
+    def sound(self) -> bool:
+        """Whether the model tells inputs apart and has the weights meant."""
+        return not self.collapsed and not self.stands_in
 
     @property
     def collapsed(self) -> bool:
@@ -187,55 +204,6 @@ class Row:
         scores = {name: Score.from_dict(score) for name, score in given.pop("scores").items()}
         given |= {key: tuple(given[key]) for key in ("changes", "findings")}
         return cls(scores=scores, **given)
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A difference of accuracies on `samples` samples (0: not known) with its standard error.
-
-    Chance reaches `reach` standard errors far, in 95.45 % of cases: 2, and more where few seeds tell how seeds differ.
-    """
-
-    mean: float
-    error: float
-    samples: int = 0
-    reach: float = 2.0
-
-    @property
-    def beyond_chance(self) -> bool:
-        """More than chance reaches."""
-        return abs(self.mean) > self.reach * self.error
-
-
-def paired(a: Tensor, b: Tensor) -> Gap:
-    """Accuracy a minus accuracy b on the same samples; mean and standard error of the per-sample differences."""
-    return mean_paired([(a, b)])
-
-
-def mean_paired(pairs: Sequence[tuple[Tensor, Tensor]]) -> Gap:
-    """The mean over seeds s of accuracies a_s - b_s, all on the same n samples.
-
-    With d[s, i] the difference on sample i, error^2 = var_i(mean_s d) / n + var_s(mean_i d) / S: the seeds share the
-    samples, so more seeds make what the test set leaves to chance no smaller; their own chance is the second term, of
-    which one seed knows nothing. Few seeds know little of it, so chance reaches 2 of the first error and t of the
-    second, Student's t of S - 1 freedoms: sqrt((2 first)^2 + (t second)^2).
-    """
-    sizes = sorted({flags.numel() for pair in pairs for flags in pair})
-    if len(sizes) > 1:
-        raise StateError(f"accuracies on {sizes[0]} and on {sizes[-1]} samples cannot be paired; evaluate both alike")
-    steps = torch.stack([a.double() - b.double() for a, b in pairs])
-    of_samples = float(steps.mean(0).std(correction=0)) / sqrt(sizes[0])
-    of_seeds = float(steps.mean(1).std(correction=1)) / sqrt(len(pairs)) if len(pairs) > 1 else 0.0
-    error = hypot(of_samples, of_seeds)
-    reach = hypot(2 * of_samples, student(len(pairs)) * of_seeds) / error if of_seeds else 2.0
-    return Gap(float(steps.mean()), error, sizes[0], reach)
-
-
-def student(seeds: int) -> float:
-    """How many standard errors far the mean of so many seeds gets as often as a normal variable gets two."""
-    from scipy.special import ndtr, stdtrit
-
-    return float(stdtrit(seeds - 1, ndtr(2.0)))
 
 
 def repeated(rows: Sequence[Row]) -> list[Row]:

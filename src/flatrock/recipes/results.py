@@ -16,7 +16,7 @@ from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
 from flatrock.core.progress import Progress
 from flatrock.core.records import Result
-from flatrock.core.rows import Row, Score
+from flatrock.core.rows import Row, Score, chosen_on_test
 from flatrock.core.runs import EpochRecord, Run
 from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.journal import discard_empty, finished_batches
@@ -33,6 +33,8 @@ PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
 CHECKPOINTS = ("best", "last", "average-best", "average-last")
 # Those of a run's provenance that say how to ask the same question again; `resumed` is added where it was.
 CERTIFICATE = ("commit", "flatrock", "torch", "python", "device", "time", "engine")
+# The overrides of runs whose best epoch is chosen on the test set, as papers choose it.
+ON_TEST = {"select.data": "test", "data.held_out": 0}
 # What a run may be built on, by its name in provenance, and the key that names it.
 SOURCES = {"helper": "objective.helper", "start": "model.weights"}
 
@@ -113,22 +115,24 @@ def other_surrogates(recipe: Recipe, scores: Mapping[str, Score]) -> list[str]:
         return []
     wanted = [place.name for place in surrogates(load_recipe(recipe.name)).values()]
     used = [one.provenance["surrogate"] for s in scores.values() for one in s.more if "surrogate" in one.provenance]
-    told = [_other("evaluate.more.surrogate", there, wanted[0]) for there in used if wanted]
+    ways = ({}, ON_TEST) if chosen_on_test(changes(recipe)) else ({},)  # a surrogate may be chosen as the run is
+    told = [_other("evaluate.more.surrogate", there, wanted[0], *ways) for there in used if wanted]
     return list(dict.fromkeys(text for text in told if text))
 
 
-def _other(key: str, there: Mapping[str, Any], wanted: str) -> str:
-    """What another run, or a file, was in the place of one of the recipe wanted; nothing if it is of that one."""
+def _other(key: str, there: Mapping[str, Any], wanted: str, *ways: Mapping[str, Any]) -> str:
+    """What another run, or a file, was in the place of one of the recipe wanted, in one of these ways to change it;
+    nothing if it is of that one."""
     alike = bool(wanted) and there.get("recipe") == wanted
-    if not there or (alike and there.get("recipe_hash") == _seeded_hash(wanted, there)):
+    if not there or (alike and there.get("recipe_hash") in [_hash(wanted, there, way) for way in ways or ({},)]):
         return ""
     name = f"{there['recipe']}{', changed' if alike else ''}" if "recipe" in there else there["file"]
     return f"{key}: {name} ({str(there.get('weights'))[:12]}) instead of {wanted or 'none'}"
 
 
-def _seeded_hash(name: str, there: Mapping[str, Any]) -> str:
-    """The hash of the library's recipe with the seed of the run."""
-    return recipe_hash(load_recipe(name, {k: v for k, v in there.items() if k == "seed"}))
+def _hash(name: str, there: Mapping[str, Any], way: Mapping[str, Any]) -> str:
+    """That of the library's recipe with the seed of the run, changed in this way."""
+    return recipe_hash(load_recipe(name, {**way, **{k: v for k, v in there.items() if k == "seed"}}))
 
 
 def _selection(recipe: Recipe, run: Run) -> dict[str, Any]:

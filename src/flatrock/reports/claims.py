@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 
-from flatrock.core.rows import Gap, Row, Score, mean_paired
+from flatrock.core.gaps import Gap, mean_paired
+from flatrock.core.rows import Row, Score
 from flatrock.reports.papers import Figure, Measure, Protocol
 
 LIKE, LARGER, SMALLER = "reproduced", "the same sign, far larger", "the same sign, far smaller"
@@ -49,11 +50,14 @@ def points(gap: Gap) -> str:
     return f"{100 * gap.mean:+.2f} ± {100 * gap.error:.2f}"
 
 
-def by_recipe(rows: Sequence[Row]) -> dict[str, dict[int, Row]]:
-    """The runs that may be compared, by recipe and seed."""
+def by_recipe(rows: Sequence[Row], *, on_test: bool = False) -> dict[str, dict[int, Row]]:
+    """The runs that may be compared, by recipe and seed: those that held images out, or those chosen on the test set.
+
+    The two are never compared with each other.
+    """
     found: dict[str, dict[int, Row]] = {}
     for row in rows:
-        if row.comparable:
+        if row.on_test if on_test else row.comparable:
             found.setdefault(row.recipe, {})[row.seed] = row
     return found
 
@@ -132,34 +136,43 @@ class Claim:
         return f"- {self.what} ({new if new == old else f'{new}; {old}'}): {said}."
 
 
-def claims(protocol: Protocol, rows: Sequence[Row]) -> list[Claim]:
-    """Every difference a paper prints between rows that were both measured here."""
-    known = by_recipe(rows)
+def claims(protocol: Protocol, rows: Sequence[Row], *, on_test: bool = False) -> list[Claim]:
+    """Every difference a paper prints between rows that were both measured here.
+
+    Of rows chosen on the test set, those of papers that chose so, with a `*`.
+    """
+    known, star = by_recipe(rows, on_test=on_test), "*" if on_test else ""
     found = []
     for name, entry in protocol.rows.items():
         if entry.over is not None and name in known and entry.over in known:
-            what = f"{entry.label} minus {protocol.rows[entry.over].label}"
-            for pair in entry.claims:
+            what = f"{entry.label}{star} minus {protocol.rows[entry.over].label}{star}"
+            for pair in (pair for pair in entry.claims if beside_rows(*pair, on_test=on_test)):
                 ours = {
                     key: gain(known[name], known[entry.over], m, pair[0].end) for key, m in protocol.measured.items()
                 }
                 found.append(Claim(what, pair, verdicts(pair, ours)))
         if name in known:
             lost = {key: drop(known[name], m) for key, m in protocol.measured.items()}
-            for best, last in entry.drops:
-                found.append(Claim(f"{entry.label}, last epoch minus best", (last, best), verdicts((last, best), lost)))
+            for best, last in (pair for pair in entry.drops if beside_rows(*pair, on_test=on_test)):
+                what = f"{entry.label}{star}, last epoch minus best"
+                found.append(Claim(what, (last, best), verdicts((last, best), lost)))
     return [claim for claim in found if claim.verdicts]
 
 
-def claim_lines(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
+def beside_rows(*figures: Figure, on_test: bool) -> bool:
+    """Whether figures may be set beside rows: beside any that held images out, beside others if they were chosen so."""
+    return not on_test or all(figure.on_test for figure in figures)
+
+
+def claim_lines(protocol: Protocol, rows: Sequence[Row], *, on_test: bool = False) -> list[str]:
     """A sentence for each of them."""
-    return [claim.sentence(protocol) for claim in claims(protocol, rows)]
+    return [claim.sentence(protocol) for claim in claims(protocol, rows, on_test=on_test)]
 
 
-def tally_lines(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
+def tally_lines(protocol: Protocol, rows: Sequence[Row], *, on_test: bool = False) -> list[str]:
     """For each word of a verdict, how many differences have it, and which."""
     said: dict[str, dict[str, list[str]]] = {}
-    for claim in claims(protocol, rows):
+    for claim in claims(protocol, rows, on_test=on_test):
         ends = {figure.end for figure in claim.pair}
         what = claim.what + (", last epoch" if ends == {"last"} else "")
         for verdict in claim.verdicts:
@@ -172,23 +185,25 @@ def tally_lines(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def more_differences(protocol: Protocol, names: Collection[str]) -> str:
+def more_differences(protocol: Protocol, names: Collection[str], *, on_test: bool = False) -> str:
     """Recipes without which some differences that papers print about these cannot be judged; nothing without any."""
     missing: dict[str, int] = {}
     for name, entry in protocol.rows.items():
-        if name in names and entry.claims and entry.over is not None and entry.over not in names:
-            missing[entry.over] = missing.get(entry.over, 0) + len(entry.claims)
+        pairs = [pair for pair in entry.claims if beside_rows(*pair, on_test=on_test)]
+        if name in names and pairs and entry.over is not None and entry.over not in names:
+            missing[entry.over] = missing.get(entry.over, 0) + len(pairs)
     return "; ".join(f"name {name} too for {count} more" for name, count in missing.items())
 
 
-def outlook(protocol: Protocol, names: Collection[str]) -> str:
+def outlook(protocol: Protocol, names: Collection[str], *, on_test: bool = False) -> str:
     """What papers print about these recipes, and what they would with others; nothing if nothing."""
     rows = {name: entry for name, entry in protocol.rows.items() if name in names}
-    drops = sum(len(entry.drops) for entry in rows.values())
-    claims = sum(len(entry.claims) for entry in rows.values() if entry.over in names)
-    beside = sum(bool(entry.papers) for entry in rows.values())
-    said = [f"papers print figures for {beside} of the rows, differences: {drops + claims}"] if beside else []
-    return "; ".join(filter(None, [*said, more_differences(protocol, names)]))
+    claims = [pair for entry in rows.values() if entry.over in names for pair in entry.claims]
+    pairs = [*claims, *(pair for entry in rows.values() for pair in entry.drops)]
+    differences = sum(beside_rows(*pair, on_test=on_test) for pair in pairs)
+    beside = sum(any(beside_rows(f, on_test=on_test) for f in entry.papers) for entry in rows.values())
+    said = [f"papers print figures for {beside} of the rows, differences: {differences}"] if beside else []
+    return "; ".join(filter(None, [*said, more_differences(protocol, names, on_test=on_test)]))
 
 
 def target_lines(name: str, protocol: Protocol, rows: Sequence[Row]) -> list[str]:

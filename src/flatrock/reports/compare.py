@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from flatrock.core.rows import WORST, paired
+from flatrock.core.gaps import paired
+from flatrock.core.rows import WORST
 from flatrock.reports.claims import points
 from flatrock.reports.table import Table, percent
 

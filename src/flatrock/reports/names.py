@@ -25,7 +25,7 @@ def row_names(rows: Sequence[Row], folders: Mapping[Hashable, str] = NOWHERE) ->
     names = [
         row.recipe
         + (f", seed {row.seed}" if several else "")
-        + (f", changed{_apart(row, rows)}" if row.changes else "")
+        + (", select=test" if row.on_test else f", changed{_apart(row, rows)}" if row.changes else "")
         for row in rows
     ]
     called = []
@@ -39,7 +39,8 @@ def row_names(rows: Sequence[Row], folders: Mapping[Hashable, str] = NOWHERE) ->
 def _apart(row: Row, rows: Sequence[Row]) -> str:
     """`: threat.eps=4/255` where other changed rows of the recipe have another one; nothing where they are changed
     alike, or there are none."""
-    alike = [_changes(other) for other in rows if other.recipe == row.recipe and other.changes]
+    changed = [other for other in rows if other.recipe == row.recipe and other.changes and not other.on_test]
+    alike = [_changes(other) for other in changed]
     known = {key: theirs for changes in alike for key, (_, theirs) in changes.items()}
     own = {key: ours for key, (ours, _) in _changes(row).items()}
     keys = [key for key in sorted(known) if any(changes.get(key) != alike[0].get(key) for changes in alike)]

@@ -39,8 +39,9 @@ class Measure:
 class Figure:
     """One published row: accuracies in percent by measure, of the `best` or the `last` epoch.
 
-    `errors` are standard errors, as far as the paper states them or what they follow from; `samples` how many test
-    samples, the first ones, are behind a measure where that is not the whole test set.
+    `on_test`: its epoch was chosen on the test set. `errors` are standard errors, as far as the paper states them or
+    what they follow from; `samples` how many test samples, the first ones, are behind a measure where that is not the
+    whole test set.
     """
 
     cite: str
@@ -48,6 +49,7 @@ class Figure:
     network: str
     values: Mapping[str, float]
     end: str = "best"
+    on_test: bool = False
     errors: Mapping[str, float] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
 
@@ -244,10 +246,17 @@ def _figure(row: dict[str, Any], raw: Mapping[str, Any]) -> Figure:
         differs=source["differs"],
         network=network,
         end=end,
+        on_test=_on_test(source.get("chosen")),
         values={key: float(mean) for key, (mean, _) in pairs.items()},
         errors={key: float(size) for key, size in errors.items() if size is not None},
         samples={key: int(count) for key, count in source.get("samples", {}).items()},
     )
+
+
+def _on_test(chosen: Any) -> bool:
+    if chosen not in (None, "test"):
+        raise ValueError(f"a source has chosen on the 'test' set, or says nothing of it, got {chosen!r}")
+    return chosen is not None
 
 
 def _entry(row: Mapping[str, Any], figures: Mapping[str, Figure]) -> Entry:

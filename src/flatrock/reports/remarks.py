@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from flatrock.core.rows import Row
 
+ON_TEST = "its best epoch chosen on the test set, no images held out"
+
 
 def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, str]) -> list[str]:
     """What a reader of the numbers must know: marks, changes, failures, findings, notes, where they come from."""
     said: dict[str, list[str]] = {}
-    names = [f"{labels.get(row.recipe, row.recipe)} (seed {row.seed})" for row in rows]
+    names = [f"{labels.get(row.recipe, row.recipe)}{'*' if row.on_test else ''} (seed {row.seed})" for row in rows]
     for name, row in zip(names, rows, strict=True):
-        texts = [f"changed, {'; '.join(row.changes)}; not compared"] if row.changes else []
+        texts = [f"changed, {'; '.join(row.changes)}; not compared"] if row.changes and not row.on_test else []
+        texts += [f"{ON_TEST}; compared with papers that chose so, marked `*`"] if row.on_test else []
         if row.status != "finished":
             texts.append(f"{row.status}{f', {row.reason}' if row.reason else ''}; not compared")
         noted = notes.get(row.recipe, "")

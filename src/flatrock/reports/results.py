@@ -6,8 +6,19 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 
 from flatrock.core.bands import Bands
-from flatrock.core.rows import Row, Score, student
-from flatrock.reports.claims import by_recipe, claim_lines, drop, gain, points, score_at, target_lines, value
+from flatrock.core.gaps import student
+from flatrock.core.rows import Row, Score
+from flatrock.reports.claims import (
+    beside_rows,
+    by_recipe,
+    claim_lines,
+    drop,
+    gain,
+    points,
+    score_at,
+    target_lines,
+    value,
+)
 from flatrock.reports.expected import expected_parts
 from flatrock.reports.names import NOWHERE, row_names
 from flatrock.reports.papers import Measure, Papers, Protocol
@@ -25,14 +36,19 @@ Written by `{command}`; no number on this page is typed by hand. Ours come
 from results files, which flatrock makes of runs, the papers' from {papers} of flatrock or one of yours.
 
 Percent of all test images. The weights are those of the best epoch on held-out training images (averaged ones where
-the recipe averages) unless the last is named; the test set is looked at after training only. `±` is the standard error
-of a difference, paired by test image: it knows the chance of the test set and, of several seeds, their spread; one seed
-tells nothing about the chance of the seed. A difference counts as contradicted if ours has the other sign than the
-paper's and is more than two standard errors, and as reproduced if it has the same sign by as much and half to twice the
-size, give or take two standard errors; far smaller and far larger ones are called that. Ours is undecided if it is less
-than two standard errors from both 0 and theirs. Few seeds do not know their own standard error well: for two of theirs
-read {two} of two seeds, {three} of three and {five} of five, by Student's t. Nothing is claimed by a difference within
-twice the paper's own error, which for a figure of few test images is taken to be what ours would be on as many."""
+the recipe averages) unless the last is named; the test set is looked at after training only, but for numbers with a
+`*`, whose epoch was chosen on it. `±` is the standard error of a difference, paired by test image: it knows the chance
+of the test set and, of several seeds, their spread; one seed tells nothing about the chance of the seed. A difference
+counts as contradicted if ours has the other sign than the paper's and is more than two standard errors, and as
+reproduced if it has the same sign by as much and half to twice the size, give or take two standard errors; far smaller
+and far larger ones are called that. Ours is undecided if it is less than two standard errors from both 0 and theirs.
+Few seeds do not know their own standard error well: for two of theirs read {two} of two seeds, {three} of three and
+{five} of five, by Student's t. Nothing is claimed by a difference within twice the paper's own error, which for a
+figure of few test images is taken to be what ours would be on as many."""
+
+ON_TEST = """\
+Rows whose best epoch was chosen on the test set, as in the papers here (`*`); they held no images out, and are set
+against nothing that did."""
 
 HOW = """\
 ```sh
@@ -112,25 +128,38 @@ def _picture(text: str, name: str) -> list[str]:
 
 def _missing(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     """The rows nobody ran, and the last epochs papers print that were not evaluated here."""
-    ran, known, found = {row.recipe for row in rows}, by_recipe(rows), []
+    ran, found = {row.recipe for row in rows}, []
+    known = [by_recipe(rows, on_test=on_test) for on_test in (False, True)]
     for name, entry in protocol.rows.items():
         found += [] if name in ran else [f"`{name}`"]
-        if entry.drops and any(score_at(row, "last") is None for row in known.get(name, {}).values()):
+        runs = [row for one in known for row in one.get(name, {}).values()]
+        if entry.drops and any(score_at(row, "last") is None for row in runs):
             found.append(f"the last epoch of `{name}`")
     return found
 
 
 def _compared(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
+    """Our rows with each other and with the papers: those that held images out, then those chosen on the test set."""
+    parts = _beside_papers(protocol, rows, on_test=False)
+    if starred := _beside_papers(protocol, rows, on_test=True):
+        parts += [ON_TEST, *starred]
+    reached = [line for name in protocol.rows for line in target_lines(name, protocol, rows)]
+    if reached:
+        parts.append("What was to be reached:\n\n" + "\n".join(reached))
+    return parts
+
+
+def _beside_papers(protocol: Protocol, rows: Sequence[Row], *, on_test: bool) -> list[str]:
     """Differences between our rows, then the papers' figures, then what became of their claims."""
-    known = by_recipe(rows)
+    known = by_recipe(rows, on_test=on_test)
     parts = []
     for title, table in (
-        ("Gains over the base, in points:", gains(protocol, rows)),
-        ("From the best epoch to the last, in points:", drops(protocol, rows)),
+        ("Gains over the base, in points:", gains(protocol, rows, on_test=on_test)),
+        ("From the best epoch to the last, in points:", drops(protocol, rows, on_test=on_test)),
         (
             f"Beside the papers: their figure and, where the network is alike, ours minus theirs."
             f"{part_of_images(protocol, known)}",
-            beside(protocol, rows),
+            beside(protocol, rows, on_test=on_test),
         ),
     ):
         if table.rows:
@@ -138,16 +167,14 @@ def _compared(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
     differs: dict[str, list[str]] = {}
     for name, entry in protocol.rows.items():
         for figure in entry.figures if name in known else ():
-            differs.setdefault(figure.differs, []).append(figure.cite)
+            if beside_rows(figure, on_test=on_test):
+                differs.setdefault(figure.differs, []).append(figure.cite)
     if differs:
         lines = [f"- {', '.join(dict.fromkeys(cites))}: {text}" for text, cites in differs.items()]
         title = "How theirs were made:" if protocol.published else "What differs there:"
         parts.append(f"{title}\n\n" + "\n".join(lines))
-    if lines := claim_lines(protocol, rows):
+    if lines := claim_lines(protocol, rows, on_test=on_test):
         parts.append("The differences papers print, and what became of them here:\n\n" + "\n".join(lines))
-    reached = [line for name in protocol.rows for line in target_lines(name, protocol, rows)]
-    if reached:
-        parts.append("What was to be reached:\n\n" + "\n".join(reached))
     return parts
 
 
@@ -201,7 +228,8 @@ def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
     lines = []
     for row in rows:
         ends = [row.selection.get(f"average_{end}", row.selection.get(end)) for end in ("best", "last")]
-        said = ["" if end is None else f"{percent(end['robust'])} ({end['epoch']})" for end in ends]
+        star = "*" if row.selection.get("data") == "test" else ""
+        said = ["" if end is None else f"{percent(end['robust'])}{star} ({end['epoch']})" for end in ends]
         main = row.scores[row.main] if row.main else None
         memory, elapsed = row.training.get("peak_memory_bytes"), row.training.get("elapsed")
         lines.append(
@@ -232,33 +260,32 @@ def _heads(measures: Mapping[str, Measure]) -> list[str]:
     return [measure.name for measure in measures.values()]
 
 
-def gains(protocol: Protocol, rows: Sequence[Row]) -> Table:
+def gains(protocol: Protocol, rows: Sequence[Row], *, on_test: bool = False) -> Table:
     """Every row that has a base, minus its base."""
-    known = by_recipe(rows)
+    known, star = by_recipe(rows, on_test=on_test), "*" if on_test else ""
     lines = []
     for name, entry in protocol.rows.items():
         if entry.over is None or name not in known or entry.over not in known:
             continue
         found = [gain(known[name], known[entry.over], m) for m in protocol.measured.values()]
-        lines.append(
-            (f"{entry.label} - {protocol.rows[entry.over].label}", *("" if g is None else points(g) for g in found))
-        )
+        what = f"{entry.label}{star} - {protocol.rows[entry.over].label}{star}"
+        lines.append((what, *("" if g is None else points(g) for g in found)))
     return Table(("difference", *_heads(protocol.measured)), tuple(lines))
 
 
-def drops(protocol: Protocol, rows: Sequence[Row]) -> Table:
+def drops(protocol: Protocol, rows: Sequence[Row], *, on_test: bool = False) -> Table:
     """Every row whose last epoch was evaluated too: last minus best."""
-    known = by_recipe(rows)
+    known, star = by_recipe(rows, on_test=on_test), "*" if on_test else ""
     lines = []
     for name, entry in protocol.rows.items():
         found = [drop(known[name], m) for m in protocol.measured.values()] if name in known else []
         if any(g is not None for g in found):
-            lines.append((entry.label, *("" if g is None else points(g) for g in found)))
+            lines.append((f"{entry.label}{star}", *("" if g is None else points(g) for g in found)))
     return Table(("last - best", *_heads(protocol.measured)), tuple(lines))
 
 
 def _label(row: Row, labels: Mapping[str, str]) -> str:
-    return labels.get(row.recipe, row.recipe)
+    return labels.get(row.recipe, row.recipe) + ("*" if row.on_test else "")
 
 
 def _seconds(value: float | None) -> str:

@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from flatrock.core.rows import Row
-from flatrock.reports.claims import by_recipe, score_at, value
+from flatrock.reports.claims import beside_rows, by_recipe, score_at, value
 from flatrock.reports.papers import Measure, Protocol
 from flatrock.reports.table import Table
 
 
-def beside(protocol: Protocol, rows: Sequence[Row]) -> Table:
+def beside(protocol: Protocol, rows: Sequence[Row], *, on_test: bool = False) -> Table:
     """The papers' figures for our rows, and ours minus theirs (the mean over our seeds) where the network is alike.
 
-    Where theirs is of the first test samples alone, so is ours.
+    Where theirs is of the first test samples alone, so is ours. Beside rows chosen on the test set, marked `*`, stand
+    figures that were chosen so.
     """
-    known = by_recipe(rows)
+    known, star = by_recipe(rows, on_test=on_test), "*" if on_test else ""
     lines = []
     for name, entry in protocol.rows.items():
-        for figure in entry.papers if name in known else ():
+        shown = [figure for figure in entry.papers if beside_rows(figure, on_test=on_test)]
+        for figure in shown if name in known else ():
             scores = [score_at(row, figure.end) for row in known[name].values() if figure.network in protocol.networks]
             cells = []
             for key, measure in protocol.measures.items():
                 first = figure.samples.get(key, 0)
                 ours = [value(score, measure, first=first) for score in scores if score is not None]
                 cells.append(_beside(measure, figure.values.get(key), [v for v in ours if v is not None]))
-            lines.append((entry.label, figure.where, *cells))
+            lines.append((f"{entry.label}{star}", figure.where, *cells))
     return Table(("method", "paper", *(measure.name for measure in protocol.measures.values())), tuple(lines))
 
 

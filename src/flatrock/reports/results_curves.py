@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
 
@@ -17,7 +17,8 @@ MOST_INSIDE = 4
 def draw_curves(rows: Sequence[Row], protocol: Protocol, path: Path) -> Path | None:
     """Draw the runs a paper prints best and last epoch for, those that may be compared; None without any."""
     named = {name: entry.label for name, entry in protocol.rows.items() if entry.drops}
-    runs = [row for name in named for row in rows if row.recipe == name and row.comparable and "curve" in row.selection]
+    usable = [row for row in rows if (row.comparable or row.on_test) and "curve" in row.selection]
+    runs = [row for name in named for row in usable if row.recipe == name]
     if not runs:
         return None
     figure = blank(7.5, 4)
@@ -30,7 +31,7 @@ def draw_curves(rows: Sequence[Row], protocol: Protocol, path: Path) -> Path | N
         for end, mark in (("best", "o"), ("last", "s")):
             probe = row.selection[end]
             axes.plot(probe["epoch"], _percent([probe["robust"]]), mark, color=style["color"], markersize=5)
-        axes.plot([], [], label=named[row.recipe] + (f", seed {row.seed}" if row.seed else ""), **style)
+        axes.plot([], [], label=_label(row, named), **style)
     where = {str(row.selection["data"]).replace("_", "-") for row in runs}
     for label, mark in (("best epoch", "o"), ("last epoch", "s")):
         axes.plot([], [], mark, color="0.3", label=label, markersize=5)
@@ -40,6 +41,10 @@ def draw_curves(rows: Sequence[Row], protocol: Protocol, path: Path) -> Path | N
         axes.legend(frameon=False, fontsize=8)
     dress(axes, "accuracy under the recipe's selection attack", "epoch", "percent", whole_x=True)
     return finish(figure, f"Strong: {' or '.join(sorted(where))} images; pale: images trained on.", path)
+
+
+def _label(row: Row, named: Mapping[str, str]) -> str:
+    return named[row.recipe] + ("*" if row.on_test else "") + (f", seed {row.seed}" if row.seed else "")
 
 
 def _percent(shares: Sequence[float | None]) -> list[float]:

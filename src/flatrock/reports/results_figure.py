@@ -62,7 +62,8 @@ def draw_results(rows: Sequence[Row], papers: Papers, path: Path) -> Path | None
     dress(axes, "clean and robust accuracy on test images", "clean, percent", "AutoAttack, percent")
     _list(legend, groups, step=1 / max(lines, 16))
     missing = f" Not drawn: {', '.join(left_out)}." if left_out else ""
-    caption(figure, f"Lines: standard errors of a test set of this size.{missing}")
+    starred = " *: chosen on the test set." if any(row.on_test for row in rows) else ""
+    caption(figure, f"Lines: standard errors of a test set of this size.{starred}{missing}")
     figure.draw_without_rendering()  # so that it is known where marks lie
     _sign(axes, groups)
     return store(figure, path)
@@ -91,11 +92,12 @@ def _ours(rows: Sequence[Row], protocol: Protocol, *, first: int) -> tuple[list[
     broken = []
     for name, entry in protocol.rows.items():
         for row in rows:
-            score = row.scores[row.main or ""] if row.recipe == name and row.comparable else None
+            usable = row.recipe == name and (row.comparable or row.on_test)
+            score = row.scores[row.main or ""] if usable else None
             if score is None or not {X, Y} <= score.right.keys():
                 continue
             x, y = (100 * score.accuracy[m] for m in (X, Y))
-            label = entry.label + (f", seed {row.seed}" if row.seed else "")
+            label = entry.label + ("*" if row.on_test else "") + (f", seed {row.seed}" if row.seed else "")
             if y < BROKEN:
                 broken.append(f"{label} ({x:.2f} / {y:.2f})")
                 continue
@@ -106,11 +108,13 @@ def _ours(rows: Sequence[Row], protocol: Protocol, *, first: int) -> tuple[list[
 
 def _theirs(rows: Sequence[Row], papers: Papers) -> list[Point]:
     """Published figures of alike networks for rows that were measured, each once."""
-    measured = {row.recipe for row in rows if row.comparable}
+    held, tested = {row.recipe for row in rows if row.comparable}, {row.recipe for row in rows if row.on_test}
     found: dict[tuple[str, float, float], Point] = {}
     for protocol in papers.protocols.values():
         for name, entry in protocol.rows.items():
-            for figure in entry.papers if name in measured else ():
+            for figure in entry.papers:
+                if name not in held and not (name in tested and figure.on_test):
+                    continue
                 if {X, Y} <= figure.values.keys() and figure.network in protocol.networks:
                     x, y = figure.values[X], figure.values[Y]
                     # What a row should reach is of another method.
