@@ -115,10 +115,10 @@ def test_the_page_has_both_apart(rows: list[Row], tmp_path: Path) -> None:
     runs = [tmp_path / kind / name for kind in ("held", "test") for name in ("cifar10_at_linf", "cifar10_at_awp_linf")]
     done = flatrock("results", *runs, "--out", tmp_path / "rows.json")
     assert done.exit_code == 0, done.output
-    assert "on the test set cifar10_at_linf, cifar10_at_awp_linf: " in " ".join(done.output.split())
+    assert "test-selected cifar10_at_linf, cifar10_at_awp_linf: best epoch chosen" in " ".join(done.output.split())
     assert flatrock("report", tmp_path / "rows.json", "--out", tmp_path / "page.md").exit_code == 0
     page = (tmp_path / "page.md").read_text()
-    held, _, tested = page.partition("Rows whose best epoch was chosen on the test set, as in the papers here (`*`)")
+    held, _, tested = page.partition("Rows whose best epoch was chosen on the test set, as most papers choose it (`*`)")
     assert "| AT + AWP (CIFAR-10 Linf) - AT (CIFAR-10 Linf) | +0.60 ± " not in tested
     assert "| AT + AWP (CIFAR-10 Linf)* - AT (CIFAR-10 Linf)* |" in tested
     assert "AT + AWP (CIFAR-10 Linf)* minus" not in held and "AT + AWP (CIFAR-10 Linf) minus" not in tested

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,11 +187,55 @@ def test_without_measurements_nothing_is_met() -> None:
     assert not any(f"| {word}" in line for line in rows for word in ("yes", "open", "no,"))
 
 
+RAT6 = "| RAT (Jin et al. 2023) Table 6 | WRN-34-10 TRADES"
+
+
+def test_what_papers_print_stands_beside_ours_of_the_same_kind() -> None:
+    names = ("cifar10_trades_linf_wrn34", "cifar10_trades_rat1_linf_wrn34", "cifar10_trades_rat2_linf_wrn34")
+    costs = [
+        fake_cost(n, ms, gib=gib, rounds=STEADY)
+        for n, ms, gib in zip(names, (100.0, 103, 105), (5, 5.5, 6), strict=True)
+    ]
+    page = [line for line in page_of(b=fake_bench(*costs)) if line.startswith(RAT6)]
+    assert page == [
+        f"{RAT6} | 1666 s | 12875 |  |  | 39.100 (39.100 to 39.100) |  |  | `{names[0]}`, `b.json` |",
+        f"{RAT6} + RAT 1st | 2161 s | 20629 | 1.30 | 1.60 | 40.273 (40.273 to 40.273) | 1.030 (1.030 to 1.030) | "
+        f"1.100 | `{names[1]}`, `b.json` |",
+        f"{RAT6} + RAT 1st+2nd | 2362 s | 26409 | 1.42 | 2.05 | 41.055 (41.055 to 41.055) | 1.050 (1.050 to 1.050) | "
+        f"1.200 | `{names[2]}`, `b.json` |",
+    ]
+
+
+def test_nothing_of_ours_is_made_up_beside_papers() -> None:
+    lines = [line for line in page_of() if line.startswith(("| RAT", "| TrH"))]
+    assert len(lines) == sum(len(part.rows) for part in TARGETS.published) == 3 + 4 + 4
+    assert all(line.endswith("|  |  |  |  |") for line in lines)
+    assert "| TrH (Wang et al. 2023) Table 9, 8 TPUv4 | AWP | 5.3 |  | 2.04 |  |  |  |  |  |" in lines
+    other = page_of(b=at(5.0, device="NVIDIA A100"))
+    assert [line for line in other if line.startswith(("| RAT", "| TrH"))] == lines, "another device does not count"
+
+
+def test_targets_without_papers_have_no_such_part() -> None:
+    page = speed_page(replace(TARGETS, published=()), {})
+    assert "Beside what papers print" not in page
+
+
+def test_published_figures_are_those_of_the_papers() -> None:
+    found = {part.cite: [(row.epoch, row.megabytes) for row in part.rows] for part in TARGETS.published}
+    assert found == {
+        "RAT (Jin et al. 2023) Table 6": [(1666, 12875), (2161, 20629), (2362, 26409)],
+        "TrH (Wang et al. 2023) Table 9, 8 TPUv4": [(2.6, None), (2.8, None), (3.9, None), (5.3, None)],
+        "TrH (Wang et al. 2023) Table 9, 2 RTX": [(32.3, None), (34.2, None), (40.4, None), (48.1, None)],
+    }
+
+
 def test_every_row_is_of_a_recipe_of_the_library() -> None:
     """A row no recipe fits would never be measured; ratios need the base beside it."""
     names = [n for n in recipe_names() if n.startswith("cifar10_short_")]
     networks = ("preact_resnet18", "wide_resnet34_10")  # the wide one by `flatrock bench --set model.name=...`
     bench = fake_bench(*(fake_cost(name, 10.0, model__name=network) for name in names for network in networks))
+    shown = [row.kind for part in TARGETS.published for row in part.rows]
+    assert all(any(TARGETS.fits(row, bench, cost) for cost in bench.costs) for row in shown)
     for row in TARGETS.rows:
         fitting = [cost for cost in bench.costs if TARGETS.fits(row, bench, cost)]
         assert fitting, row.label
@@ -212,6 +257,8 @@ def test_an_attack_in_another_mode_is_another_training() -> None:
         (lambda raw: raw["rows"][0].update(watts={"target": 700}), "watts"),
         (lambda raw: raw["rows"][0]["seconds"].update(goal=3), "goal"),
         (lambda raw: raw["rows"][0]["seconds"].update(target="fast"), "fast"),
+        (lambda raw: raw["published"][0]["rows"][0].pop("epoch"), "epoch"),
+        (lambda raw: raw["published"][0].pop("cite"), "cite"),
     ],
 )
 def test_faults_of_the_targets_file_are_named(tmp_path: Path, change: Any, fault: str) -> None:

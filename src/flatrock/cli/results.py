@@ -169,7 +169,7 @@ def tell_changes(rows: Sequence[Row]) -> None:
     for who, text in told_once(
         {ON_TEST: on_test} if (on_test := [r.recipe for r in rows if r.on_test]) else {}, everyone
     ):
-        say(("on the test set ", "yellow"), f"{who}: {text}; compared, with a *, with papers that chose so")
+        say(("test-selected ", "yellow"), f"{who}: {text}; compared, with a *, with papers that chose so")
 
 
 def tell_expected(

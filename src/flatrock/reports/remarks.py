@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from flatrock.core.rows import Row
 
-ON_TEST = "its best epoch chosen on the test set, no images held out"
+ON_TEST = "best epoch chosen on the test set, no images held out"
 
 
 def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, str]) -> list[str]:

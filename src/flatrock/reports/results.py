@@ -47,7 +47,7 @@ Few seeds do not know their own standard error well: for two of theirs read {two
 figure of few test images is taken to be what ours would be on as many."""
 
 ON_TEST = """\
-Rows whose best epoch was chosen on the test set, as in the papers here (`*`); they held no images out, and are set
+Rows whose best epoch was chosen on the test set, as most papers choose it (`*`); they held no images out, and are set
 against nothing that did."""
 
 HOW = """\

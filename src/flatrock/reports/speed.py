@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flatrock.core.costs import Bench, Estimate, StepCost
 from flatrock.core.files import json_text
-from flatrock.reports.speed_targets import MEASURES, Limit, SpeedRow, SpeedTargets
+from flatrock.reports.speed_found import found, told
+from flatrock.reports.speed_published import published_parts
+from flatrock.reports.speed_targets import MEASURES, Limit, SpeedTargets
 from flatrock.reports.table import Table, markdown
 
 NOT_MEASURED = "not measured"
@@ -29,17 +30,9 @@ same the newer counts."""
 HOW = """\
 ```sh
 flatrock bench cifar10_short_trades cifar10_short_trades_rat2 --out results/bench_trades.json
+flatrock bench cifar10_trades_linf_wrn34 cifar10_trades_rat{1,2}_linf_wrn34 --out results/bench_rat.json  # RAT Table 6
 flatrock report-speed results/*.json --out docs/speed_targets.md
 ```"""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A measurement that counts for a row, and the file it is in."""
-
-    file: str
-    cost: StepCost
-    ours: Estimate
 
 
 def speed_page(targets: SpeedTargets, benches: Mapping[str, Bench]) -> str:
@@ -47,6 +40,7 @@ def speed_page(targets: SpeedTargets, benches: Mapping[str, Bench]) -> str:
     files = newest_first(benches)
     parts = [OPENING, f"{' '.join(targets.source.split())} {_terms(targets)}", WORDS]
     parts.append(markdown(target_table(targets, files)))
+    parts += published_parts(targets, files)
     for name, bench, costs in shown(targets, files):
         parts += [f"## `{name}`", origin(bench), markdown(cost_table(bench, costs))]
         if any(c.kernels_ms for c in costs):
@@ -62,16 +56,6 @@ def newest_first(benches: Mapping[str, Bench]) -> dict[str, Bench]:
     return dict(sorted(benches.items(), key=lambda item: (item[1].provenance["time"], item[0]), reverse=True))
 
 
-def found(targets: SpeedTargets, row: SpeedRow, measure: str, files: Mapping[str, Bench]) -> list[Found]:
-    """What the newest file that knows it says about a measure of a row; several recipes of it may fit."""
-    for name, bench in files.items():
-        fitting = [cost for cost in bench.costs if targets.fits(row, bench, cost)]
-        known = [(cost, targets.measure(measure, bench, cost)) for cost in fitting]
-        if here := [Found(name, cost, ours) for cost, ours in known if ours is not None]:
-            return here
-    return []
-
-
 def target_table(targets: SpeedTargets, files: Mapping[str, Bench]) -> Table:
     """One line per row and measure, or several where several recipes were measured."""
     lines = []
@@ -81,7 +65,7 @@ def target_table(targets: SpeedTargets, files: Mapping[str, Bench]) -> Table:
             head = (row.label, MEASURES[measure], *("" if n is None else f"{n:g}" for n in asked))
             here = found(targets, row, measure, files)
             lines += [
-                (*head, _told(one.ours), verdict(limit, measure, one.ours), f"`{one.cost.recipe}`, `{one.file}`")
+                (*head, told(one.ours), verdict(limit, measure, one.ours), f"`{one.cost.recipe}`, `{one.file}`")
                 for one in here
             ]
             if not here:
@@ -136,13 +120,13 @@ def cost_table(bench: Bench, costs: Sequence[StepCost]) -> Table:
         lines.append(
             (
                 f"`{c.recipe}`",
-                _told(c.step),
+                told(c.step),
                 f"{c.seconds_per_epoch:.2f} ({c.steps_per_epoch} steps)",
                 f"{c.images_per_second:,.0f}",
                 f"{c.tflops:.3g}",
                 f"{100 * c.share_of_ceiling:.1f} %",
                 "" if c.memory_gib is None else f"{c.memory_gib:.2f}",
-                "" if base is None else f"{_told(c.over(base))} x `{base.recipe}`",
+                "" if base is None else f"{told(c.over(base))} x `{base.recipe}`",
                 _engine(c.engine),
             )
         )
@@ -183,9 +167,3 @@ def _terms(targets: SpeedTargets) -> str:
         f"{targets.bn_mode} mode; s/epoch are those of {targets.epoch_steps} whole training steps, data and "
         f"augmentation included."
     )
-
-
-def _told(estimate: Estimate) -> str:
-    """The number, and its interval if there is one."""
-    low_high = "" if estimate.interval is None else f" ({estimate.interval[0]:.3f} to {estimate.interval[1]:.3f})"
-    return f"{estimate.value:.3f}{low_high}"

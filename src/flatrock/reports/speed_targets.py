@@ -44,8 +44,30 @@ class SpeedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """What a paper prints about one training: time per epoch in its unit, and memory, where it prints that.
+
+    `kind` says which of our measurements are of the same.
+    """
+
+    kind: SpeedRow
+    epoch: float
+    megabytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A table of a paper, its base first; `unit` of its times, empty if it names none."""
+
+    cite: str
+    text: str
+    unit: str
+    rows: tuple[PublishedRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeedTargets:
-    """All rows, and what every measurement must agree in to count."""
+    """All rows, what every measurement must agree in to count, and what papers print."""
 
     source: str
     device: str
@@ -54,6 +76,7 @@ class SpeedTargets:
     bn_mode: str
     epoch_steps: int
     rows: tuple[SpeedRow, ...]
+    published: tuple[Published, ...] = ()
 
     def fits(self, row: SpeedRow, bench: Bench, cost: StepCost) -> bool:
         """Whether this measurement is one of the row."""
@@ -90,7 +113,18 @@ def read_targets(path: Path) -> SpeedTargets:
 
 
 def _targets(raw: Mapping[str, Any]) -> SpeedTargets:
-    return SpeedTargets(**{**raw, "rows": tuple(_row(row) for row in raw["rows"])})
+    rows, published = map(_row, raw["rows"]), map(_published, raw.get("published", ()))
+    return SpeedTargets(**{**raw, "rows": tuple(rows), "published": tuple(published)})
+
+
+def _published(raw: Mapping[str, Any]) -> Published:
+    return Published(**{**raw, "rows": tuple(_printed(row) for row in raw["rows"])})
+
+
+def _printed(raw: Mapping[str, Any]) -> PublishedRow:
+    numbers = {key: float(raw[key]) for key in ("epoch", "megabytes") if key in raw}
+    kind = {key: value for key, value in raw.items() if key not in numbers}
+    return PublishedRow(kind=_row(kind), **numbers)
 
 
 def _row(raw: Mapping[str, Any]) -> SpeedRow:
