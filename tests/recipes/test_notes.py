@@ -18,7 +18,7 @@ from flatrock.core.hooks import Moment
 from flatrock.core.rng import Seed
 from flatrock.flatness.swa import SWA
 from flatrock.objectives.gat import GAT
-from flatrock.recipes.cost import _samples
+from flatrock.recipes.cost import known_samples
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.notes import Span, notes
 from flatrock.recipes.pieces import build_schedule
@@ -156,7 +156,7 @@ def test_the_library_means_what_it_says() -> None:
     odd = {}
     for name in recipe_names():
         recipe = load_recipe(name)
-        samples = _samples(recipe)
+        samples = known_samples(recipe)
         if found := notes(recipe, per_epoch=None if samples is None else -(-samples // recipe.train.batch_size)):
             odd[name] = [text[:3] for text in found]
     assert odd == {"cifar10_mart_linf_wrn34": ["T06"], "cifar10_mart_awp_linf_wrn34": ["T06"]}

@@ -154,3 +154,17 @@ def test_the_time_of_many_settings_follows_from_some(monkeypatch: pytest.MonkeyP
     assert seconds_left(plan, plan.runs, torch.device("cpu")) == (340.0, 6)
     assert asked == [1, 4, 7, 10, 13, 16]
     assert seconds_left(plan, [], torch.device("cpu")) == (0, 0)
+
+
+def test_a_setting_whose_time_cannot_be_told_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One too large for the memory is a run that fails, in its turn."""
+    plan = plan_sweep("digits_at", {"train.epochs": [1, 2]}, {})
+
+    def estimate(recipe: Any, *, device: Any) -> Any:
+        if recipe.train.epochs == 2:
+            raise MemoryError
+        return type("Cost", (), {"seconds": 10.0})()
+
+    monkeypatch.setattr("flatrock.recipes.sweep.estimate", estimate)
+    assert seconds_left(plan, plan.runs, torch.device("cpu")) == (20.0, 2), "taken to be like the other"
+    assert seconds_left(plan, plan.runs[1:], torch.device("cpu")) == (None, 1)

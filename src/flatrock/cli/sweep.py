@@ -27,8 +27,8 @@ Values = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE,VALUE...",
-        help="optimizer.lr=0.05,0.1 are two settings, schedule.milestones=[50,75],[100,150] too; train.epochs=3 is "
-        "an override of all",
+        help="optimizer.lr=0.05,0.1 are two settings, and lists are written [50,75],[100,150]; train.epochs=3 is an "
+        "override of all",
     ),
 ]
 Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2 or 0-2: a run of every setting for each")]
@@ -113,7 +113,7 @@ def _tell_plan(plan: Plan, mine: Sequence[Planned], device: Devices) -> None:
     )
     seconds, tried = seconds_left(plan, mine, where)
     if seconds is None:
-        say("how long training takes only the files of the data know")
+        say("how long training takes cannot be told before")
     elif seconds:
         say(
             f"about {human(seconds)} of training on {device_name(where)}, then evaluations (an order of magnitude, "

@@ -18,6 +18,7 @@ from flatrock.recipes.cost import estimate
 from flatrock.recipes.reproduce import Listener, Outcome, reproduce_rows
 from flatrock.recipes.reproduce_plan import NEW, Planned
 from flatrock.recipes.results import collect_run
+from flatrock.recipes.schema import Recipe
 from flatrock.recipes.sheet import sheet
 from flatrock.recipes.sweep_plan import Plan
 
@@ -120,21 +121,21 @@ def settled(plan: Plan, outcome: Outcome) -> list[Settled]:
 
 def _row(run: Planned, outcome: Outcome) -> Row | None:
     """The row of a run that has ended, if it has been evaluated as its recipe says; None of others."""
-    if run.folder in outcome.problems or run.status in (NEW, *UNENDED):
+    if run.folder in outcome.problems:
         return None
     try:
-        return collect_run(run.folder, Silent())
+        return None if run.status in (NEW, *UNENDED) else collect_run(run.folder, Silent())
     except FlatrockError:  # another process is at it: a result of older weights, half a file
         return None
 
 
 def seconds_left(plan: Plan, runs: Sequence[Planned], device: torch.device) -> tuple[float | None, int]:
-    """About how long training these takes, from some settings, and from how many; None if only data files know."""
+    """About how long training these takes, from some settings, and from how many; None if none can tell."""
     todo = {run.folder: _share_left(run) for run in runs if "train" in run.left()}
     settings = [one for one in plan.settings if any(run.folder in todo for run in one.runs)]
     step = max(1, -(-len(settings) // ESTIMATED))
     tried = settings[::step]
-    times = [estimate(one.runs[0].recipe, device=device).seconds for one in tried]
+    times = [_estimated(one.runs[0].recipe, device) for one in tried]
     known = [seconds for seconds in times if seconds is not None]
     if settings and not known:
         return None, len(tried)
@@ -142,6 +143,14 @@ def seconds_left(plan: Plan, runs: Sequence[Planned], device: torch.device) -> t
     for one, seconds in zip(tried, times, strict=True):
         each |= {run.folder: seconds for run in one.runs if seconds is not None}
     return sum(each[folder] * share for folder, share in todo.items()), len(tried)
+
+
+def _estimated(recipe: Recipe, device: torch.device) -> float | None:
+    """Seconds of training; None if that cannot be told."""
+    try:
+        return estimate(recipe, device=device).seconds
+    except Exception:  # too large for the memory, a network that fails: told when its run fails, which ends no other
+        return None
 
 
 def _share_left(run: Planned) -> float:
