@@ -219,3 +219,14 @@ def test_a_recipe_that_was_edited_is_not_believed(tmp_path: Path) -> None:
         assert "recipe.yaml was edited: its run was trained with another recipe" in " ".join(done.output.split())
     file.write_text(file.read_text().replace("beta: 3", "beta: 6"))
     assert flatrock("results", run, "--csv", tmp_path / "a.csv").exit_code == 0
+
+
+def test_a_kept_epoch_that_is_the_best_one_keeps_its_line(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, NAME, FOUND)
+    best = Result.from_json((run / "result-best.json").read_text())
+    for which, name in (("best", "result-best.json"), ("epoch-0002", "result-epoch-0002.json")):
+        about = {**best.provenance, "question": "one", "checkpoint": f"{which}.safetensors"}
+        (run / name).write_text(replace(best, provenance=about).to_json())
+    found = sheet([run])
+    assert [row[found.header.index("which")] for row in found.rows] == ["best", "epoch-0002"]
+    assert found.again == ()

@@ -210,3 +210,24 @@ def test_margins_without_any_are_refused(tmp_path: Path) -> None:
 def test_margins_that_are_all_alike_are_drawn(tmp_path: Path) -> None:
     alike = {name: torch.full((4,), -3.0) for name in ("clean", "worst")}
     assert draw_margins(replace(a_result(), margins=alike), tmp_path / "m.svg").is_file()
+
+
+def test_other_epochs_are_not_what_a_run_is_known_by(tmp_path: Path) -> None:
+    path = fake_run(tmp_path, "cifar10_short_at", AT)
+    kept = fake_result("cifar10_short_at", "epoch-0001", 1, {"clean": 12.0, "pgd-20": 11.0})
+    (path / "result-epoch-0001.json").write_text(kept.to_json())
+    (path / "result-best-pgd-20-first100.json").write_text(
+        fake_result("cifar10_short_at", "best", 2, {"clean": 80.0, "pgd-20": 40.0}, whole_plan=False).to_json()
+    )
+    (story,) = stories([path])
+    assert list(story.results) == ["result-best", "result-best-pgd-20-first100", "result-epoch-0001"]
+    assert (story.main_name, story.title) == ("result-best", "cifar10_short_at")
+    (path / "result-best.json").unlink()
+    (story,) = stories([path])
+    assert story.title == "cifar10_short_at (best-pgd-20-first100)", "it is told that this is not the whole plan"
+    assert [story.title, "80.00", "40.00", "40.00"] in page_of(story, folder=tmp_path).rows
+    (path / "result-best-pgd-20-first100.json").unlink()
+    (story,) = stories([path])
+    assert story.main is None and list(story.results) == ["result-epoch-0001"]
+    reader = page_of(story, folder=tmp_path)
+    assert "Not evaluated: " in reader.words and not any(row[1:2] == ["12.00"] for row in reader.rows[:3])

@@ -76,10 +76,10 @@ def _evaluated(one: Standing) -> str:
     head, told = one.evaluated, list[str]()
     if head is not None:
         stars = f"{'*' if head.marks else ''}{' COLLAPSED' if head.collapsed else ''}"
-        stars += " stale" if one.main in one.stale else ""
-        told.append(f"{', '.join(head.per_attack) or 'clean'}; {WORST} {percent(head.robust)}{stars}")
-    if len(one.results) > 1:
-        told.append(f"and {len(one.results) - 1} more")
+        where = "" if head.provenance.get("whole_plan") else f" of {head.n} at eps {head.threat['eps']:.4g}"
+        told.append(f"{', '.join(head.per_attack) or 'clean'}; {WORST} {percent(head.robust)}{stars}{where}")
+    if others := len(one.results) - (head is not None):
+        told.append(f"and {others} more" if told else f"{others} of other epochs, or stale")
     if one.part:
         told.append(f"{one.part} unfinished")
     return ", ".join(told)

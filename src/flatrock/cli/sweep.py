@@ -70,8 +70,10 @@ def run(
         with TerminalProgress() as progress:
             done = make_sweep(plan, shard=part, csv=csv, progress=progress, listener=Told(mine), **where)
         _tell_outcome(plan, mine, done)
-        if done.problems or done.left:
-            raise typer.Exit(FAILED if done.problems else UNFINISHED)
+        for folder, why in done.unread.items():
+            say(("left out ", "yellow"), f"{folder} of {done.csv}: {why}", to=errors)
+        if done.problems or done.unread or done.left:
+            raise typer.Exit(FAILED if done.problems or done.unread else UNFINISHED)
 
 
 class Told(ToldOfRows):

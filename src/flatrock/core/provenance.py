@@ -100,3 +100,8 @@ def origin(about: Mapping[str, Any]) -> tuple[str, str]:
         return str(about["model"]), str(about.get("weights") or "")
     file = str(about.get("checkpoint", "?")).removesuffix(".safetensors")
     return str(about.get("run", about.get("recipe", "?"))), file
+
+
+def checkpoint_of(about: Mapping[str, Any]) -> str:
+    """The checkpoint of a run that a result is of: best, last, ..., epoch-0010."""
+    return str(about.get("checkpoint")).removesuffix(".safetensors")

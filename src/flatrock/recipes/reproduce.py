@@ -25,6 +25,7 @@ from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.folders import making
 from flatrock.recipes.reproduce_plan import NEW, Planned
+from flatrock.recipes.restore import stored_recipe
 from flatrock.recipes.results import collect_run, take_attacks
 from flatrock.recipes.train import train_recipe
 
@@ -153,7 +154,9 @@ def _row(planned: Planned, means: Means, told: Listener) -> Row:
     run = _run(planned, means, told)
     if run.best is None and run.best_average is None:
         raise StateError(f"{run.folder} has no best epoch: every one predicted a single class (collapsed)")
-    if planned.unevaluated(run):
+    # Further evaluations may have been made by hand: then the run only has to know that they are asked for.
+    more = stored_recipe(RunFolder(run.folder), Silent()).evaluate.more
+    if planned.unevaluated(run) or more != planned.recipe.evaluate.more:
         with RunFolder(run.folder).locked("evaluating"):
             take_attacks(RunFolder(run.folder), planned.recipe, means.progress)
             _evaluate(planned, run, means, told)

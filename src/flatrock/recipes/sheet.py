@@ -10,6 +10,7 @@ from typing import Any
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text
 from flatrock.core.progress import Progress
+from flatrock.core.provenance import checkpoint_of
 from flatrock.core.records import Result, read_result
 from flatrock.core.rows import read_rows
 from flatrock.engine.folder import RunFolder
@@ -77,9 +78,9 @@ def sheet(sources: Sequence[Path], progress: Progress | None = None) -> Sheet:
 def _once(found: Sequence[_Found]) -> tuple[list[_Found], tuple[Path, ...]]:
     """Each answer once, and the files that repeat one: counted twice, it would look like two."""
     kept, again = [], []
-    seen: set[tuple[Any, str]] = set()
+    seen: set[tuple[Any, ...]] = set()
     for one in found:
-        who = (one.line.get("run"), one.question or "")
+        who = (one.line.get("run"), one.line.get("which"), one.question)
         if one.question is not None and who in seen:
             again.append(Path(one.line["file"]))
         else:
@@ -110,7 +111,7 @@ def _line(path: Path | None, file: Path | None, recipe: Recipe | None) -> _Found
         line |= {"run": str(path), "recipe": str(info.get("name", recipe.name)), "changes": "; ".join(told)}
         line |= {"seed": recipe.seed, "status": info["status"]}
         if result is not None:
-            which = Path(str(result.provenance.get("checkpoint"))).stem
+            which = checkpoint_of(result.provenance)
             line["stale"] = int(of_other_weights(result, which, folder))
     if result is None:
         return _Found(line, recipe)
@@ -124,7 +125,7 @@ def _asked(result: Result) -> Line:
     about = result.provenance
     return {
         "model": about.get("model"),
-        "which": Path(str(about["checkpoint"])).stem if "checkpoint" in about else None,
+        "which": checkpoint_of(about) if "checkpoint" in about else None,
         "epoch": about.get("epoch"),
         "data": about.get("data"),
         "n": result.n,

@@ -16,6 +16,7 @@ from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import unsealed
 from flatrock.core.headers import Header, read_header
 from flatrock.core.locks import is_held
+from flatrock.core.provenance import checkpoint_of
 from flatrock.core.runs import EpochRecord
 from flatrock.engine.folder import RunFolder
 
@@ -60,7 +61,7 @@ class Standing:
 
     @property
     def evaluated(self) -> Header | None:
-        """The head of the result it is known by: that of the recipe's own plan, else the newest."""
+        """The head of the result it is known by: that of the recipe's own plan, else the newest of that checkpoint."""
         return None if self.main is None else self.results[self.main]
 
 
@@ -116,9 +117,11 @@ def standing(run: Path) -> Standing:
     except (StateError, OSError, ValueError, TypeError) as error:  # a record of another version has other keys
         known.pop("now", None)
         return Standing(folder=run, **{**known, "status": DAMAGED, "why": _first(error)})
-    fresh = [file for file in results if file not in known["stale"]] or list(results)
-    newest = max(fresh, key=lambda file: file.stat().st_mtime, default=None)
-    known["main"] = wanted if wanted in fresh else newest
+    which = wanted.stem.removeprefix("result-")  # what the run is known by; of other epochs no number is its own
+    heads = {file: head for file, head in results.items() if file not in known["stale"]}
+    own = [file for file, head in heads.items() if checkpoint_of(head.provenance) == which]
+    newest = max(own, key=lambda file: file.stat().st_mtime, default=None)
+    known["main"] = wanted if wanted in own else newest
     if faults:
         known |= {"status": DAMAGED, "why": "; ".join(faults)}
     return Standing(folder=run, **known)
@@ -195,7 +198,7 @@ def _results(run: Path) -> tuple[dict[Path, Header], list[str]]:
 def _stale(results: Mapping[Path, Header], owner: str, now: Mapping[str, int | None]) -> Iterator[Path]:
     """Results of other weights than the run has now: of another recipe, or of an older epoch of a checkpoint."""
     for file, head in results.items():
-        about, which = head.provenance, Path(str(head.provenance.get("checkpoint"))).stem
+        about, which = head.provenance, checkpoint_of(head.provenance)
         if about.get("recipe_hash") != owner or about.get("epoch") != now.get(which, about.get("epoch")):
             yield file
 

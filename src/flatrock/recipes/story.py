@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatrock.core.errors import ConfigError, StateError
-from flatrock.core.provenance import origin
-from flatrock.core.records import Result, read_result
+from flatrock.core.provenance import checkpoint_of, origin
+from flatrock.core.records import read_result
 from flatrock.core.rows import read_rows
 from flatrock.core.story import Story
 from flatrock.engine.folder import OWN_FILE, RunFolder
@@ -31,10 +31,11 @@ def _of_run(path: Path) -> Story:
     folder = RunFolder(path)
     run = folder.run()
     files = sorted(path.glob("result-*.json"))
-    known_by = f"result-{'best' if run.average_collapsed else folder.known_by()}"
-    files.sort(key=lambda file: (not file.stem.startswith(known_by), file.stem != known_by, file.name))
+    known_by = "best" if run.average_collapsed else folder.known_by()
     read = {file.stem: read_result(file) for file in files}
-    stale = [name for name, result in read.items() if of_other_weights(result, _which(result), folder)]
+    which = {name: checkpoint_of(result.provenance) for name, result in read.items()}
+    read = dict(sorted(read.items(), key=lambda item: (which[item[0]] != known_by, item[0])))
+    stale = [name for name, result in read.items() if of_other_weights(result, which[name], folder)]
     remarks = [f"left out {name}.json: of other weights than the run has now; evaluate again" for name in stale]
     if told := folder.to_be_ended():
         remarks.append(f"the run is not finished: it {told}")
@@ -42,6 +43,7 @@ def _of_run(path: Path) -> Story:
         name=path.resolve().name,
         results={name: result for name, result in read.items() if name not in stale},
         run=run,
+        known_by=known_by,
         recipe=folder.recipe.read_text() if folder.recipe.is_file() else "",
         about=folder.provenance(),
         pictures=_pictures(path),
@@ -55,10 +57,6 @@ def _of_result(file: Path) -> Story:
     result = read_result(file)
     name, weights = origin(result.provenance)
     return Story(name=f"{name} {weights}".strip(), results={file.stem: result})
-
-
-def _which(result: Result) -> str:
-    return Path(str(result.provenance.get("checkpoint"))).stem
 
 
 def _pictures(path: Path) -> tuple[Path, ...]:

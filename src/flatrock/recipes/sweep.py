@@ -41,12 +41,13 @@ class Settled:
 class Swept:
     """What a sweep came to: its settings, whoever made their runs, and what became of the runs of this call.
 
-    `csv` has a line for every result of every run.
+    `csv` has a line for every result of every run, but those `unread`, each with the reason.
     """
 
     settings: Sequence[Settled]
     outcome: Outcome
     csv: Path
+    unread: Mapping[Path, str]
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -99,9 +100,20 @@ def make_sweep(
     outcome = reproduce_rows(mine, None, limit_minutes=limit_minutes, progress=progress, listener=listener, **how)
     # One that another process begins right now has no recipe yet.
     known = [run.folder for run in plan.runs if run.status != NEW and RunFolder(run.folder).recipe.is_file()]
-    table, target = sheet(known, Silent()), csv or plan.runs_dir / "sweep.csv"
+    unread = {folder: why for folder in known if (why := _unreadable(folder))}
+    table = sheet([folder for folder in known if folder not in unread], Silent())
+    target = csv or plan.runs_dir / "sweep.csv"
     write_csv(target, table.header, table.rows)
-    return Swept(settings=settled(plan, outcome), outcome=outcome, csv=target)
+    return Swept(settings=settled(plan, outcome), outcome=outcome, csv=target, unread=unread)
+
+
+def _unreadable(folder: Path) -> str:
+    """Why a run, or one of its results, cannot be read: one damaged file keeps no other run out of the table."""
+    try:
+        sheet([folder], Silent())
+    except FlatrockError as error:
+        return str(error)
+    return ""
 
 
 def settled(plan: Plan, outcome: Outcome) -> list[Settled]:

@@ -60,12 +60,13 @@ def write_page(
 
 def _overview(stories: Sequence[Story], places: Mapping[str, str], differences: Differences | None) -> str:
     """All models in one table, how far they are from the first, and every reason for doubt."""
-    known = {story.name: main for story in stories if (main := story.main) is not None}
+    known = {story.title: main for story in stories if (main := story.main) is not None}
     parts = []
     if known:
         compared = comparison(known)
         bars = [h for h in compared.header[1:] if h in ("clean", WORST)]
-        links = {row[0]: places[name] for row, name in zip(compared.rows, known, strict=True)}
+        shown = [story.name for story in stories if story.main is not None]
+        links = {row[0]: places[name] for row, name in zip(compared.rows, shown, strict=True)}
         parts += [table(compared, bars=bars, names=links), text(LEGEND, kind="soft")]
     bare = [story for story in stories if story.main is None]
     if bare:
@@ -86,8 +87,11 @@ def _findings(story: Story) -> list[tuple[str, str, str]]:
     """What each is of, its code and its sentence."""
     trained = [told.partition(": ") for told in (story.run.findings if story.run is not None else ())]
     found = [("training", code, what) for code, _, what in trained]
-    evaluated = [(_short(name), f) for name, result in story.results.items() for f in result.findings]
-    return [*found, *((name, f.code, f"{f.message}; {f.cure}") for name, f in evaluated)]
+    said: dict[tuple[str, str], list[str]] = {}
+    for name, result in story.results.items():
+        for f in result.findings:
+            said.setdefault((f.code, f"{f.message}; {f.cure}"), []).append(_short(name))
+    return [*found, *((", ".join(names), code, what) for (code, what), names in said.items())]
 
 
 def _curves(runs: Mapping[str, Run]) -> str:

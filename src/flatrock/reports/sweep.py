@@ -29,10 +29,11 @@ class Settled(Protocol):
 def swept(settings: Sequence[Settled]) -> Table:
     """Test accuracies of the checkpoint each run is known by, in percent: mean ± standard deviation over seeds.
 
-    A setting of one seed has no deviation. `*`: epochs were chosen on the test set. Seeds that failed, or give one
-    answer to everything, are counted beside those whose numbers these are.
+    Further evaluations of recipes have columns of their own, and no part in the worst case. A setting of one seed has
+    no deviation. `*`: epochs were chosen on the test set. Seeds that failed, or give one answer to everything, are
+    counted beside those whose numbers these are.
     """
-    names = dict.fromkeys(name for one in settings for row in one.rows for name in _main(row).right)
+    names = dict.fromkeys(name for one in settings for row in one.rows for name in _main(row).verdicts)
     measures = [
         *(["clean"] if names else []),
         *(name for name in names if name != "clean"),
@@ -55,7 +56,8 @@ def _main(row: Row) -> Score:
 
 def _share(row: Row, name: str) -> float | None:
     score = _main(row)
-    return float(score.worst.double().mean()) if name == WORST else score.accuracy.get(name)
+    flags = score.worst if name == WORST else score.verdicts.get(name)
+    return None if flags is None else float(flags.double().mean())
 
 
 def _seeds(one: Settled) -> str:
