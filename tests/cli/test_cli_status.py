@@ -74,7 +74,7 @@ def test_a_line_for_each(runs: Path) -> None:
     assert best is not None and best.clean is not None and best.robust is not None
     assert found["done"][2:6] == ["3/3", f"{100 * best.clean:.2f}", f"{100 * best.robust:.2f}", ""]
     head = read_header(next((runs / "done").glob("result-*.json")))
-    assert found["done"][6] == f"fgsm, pgd-2; worst case {100 * head.robust:.2f}"
+    assert found["done"][6] == f"fgsm, pgd-2; worst case {100 * head.robust:.2f} of {head.n} at eps 0.2"
     assert found["stopped"][2] == "1/3" and found["stopped"][6] == ""
     said = flatrock("status", runs).output
     assert "5 runs: " in said and "1 killed" in said

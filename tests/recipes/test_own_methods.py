@@ -259,7 +259,7 @@ def test_commands_say_it_once_as_a_line(methods: Path, command: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         done = CliRunner().invoke(app, command.split())
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, (done.output, done.exception)
     assert done.stdout.count("could not be trained here") == 1 and "UserWarning" not in done.output
 
 

@@ -113,7 +113,7 @@ def test_numbers_are_those_of_the_records(tmp_path: Path) -> None:
         "best; epoch 2; linf eps 8/255; cifar10 test, 1000 of 1000 samples; worst case 47.00",
         "last; epoch 3; linf eps 8/255; cifar10 test, 1000 of 1000 samples; worst case 44.00",
     ]
-    assert ["cifar10_short_at", "last", "E02", "some attacks ran on few samples; evaluate more"] in reader.rows
+    assert ["cifar10_short_at", "best, last", "E02", "some attacks ran on few samples; evaluate more"] in reader.rows
     assert any("objective:" in word for word in reader.words), "the recipe is there"
 
 

@@ -133,7 +133,7 @@ def _tell_left(folder: Path) -> None:
     """What further evaluations of an evaluated run are missing."""
     run, recipe = RunFolder(folder).run(), stored_recipe(RunFolder(folder), Silent())
     main = "best" if run.best_average is None else "average-best"
-    if run.status != "failed" and is_evaluated(run, main, recipe):
+    if recipe.evaluate.more and run.status != "failed" and is_evaluated(run, main, recipe):
         left = [name for asked in further_left(run, main, recipe) for name in measures_of(asked, recipe.threat)]
         again = eval_command(run, "--resume")
         if left:
