@@ -30,11 +30,11 @@ from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.smoothed_attack import attack_smoothed
 from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.evaluation.evaluate import evaluate
-from flatrock.recipes.certify import certify_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.restore import load
 from flatrock.reports.certified import draw_certified
 from flatrock.reports.table import Table, percent
+from flatrock.workflows.certify import certify_run
 
 SMOOTHED, NETWORK = "PGD-20 on the smoothed classifier", "PGD-20 on the network itself"
 

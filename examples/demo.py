@@ -18,13 +18,13 @@ from flatrock.core.errors import TrainingError
 from flatrock.core.progress import clock
 from flatrock.core.records import Result
 from flatrock.core.runs import Run
-from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.story import stories
-from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
 from flatrock.reports.page import write_page
 from flatrock.reports.table import comparison
+from flatrock.workflows.evaluate import evaluate_run, store_result
+from flatrock.workflows.story import stories
+from flatrock.workflows.train import train_recipe
 
 RECIPES = ("digits_standard", "digits_at", "digits_trades", "digits_trades_awp", "digits_trades_rat")
 

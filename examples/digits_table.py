@@ -22,9 +22,9 @@ from flatrock.cli.console import TerminalProgress, say
 from flatrock.core.files import write_atomic
 from flatrock.core.provenance import birth_certificate
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.evaluate import evaluate_run
+from flatrock.workflows.train import train_recipe
 
 RECIPES = {
     "TRADES": "digits_trades",

@@ -20,9 +20,9 @@ from flatrock.cli.console import TerminalProgress, say, show
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.progress import Progress
 from flatrock.core.provenance import birth_certificate
-from flatrock.recipes.overfit import sharpness_plan, study_runs
-from flatrock.recipes.train import train_recipe
 from flatrock.reports.overfit import draw_overfit, overfit_table
+from flatrock.workflows.overfit import sharpness_plan, study_runs
+from flatrock.workflows.train import train_recipe
 
 EPOCHS, EVERY, SAMPLES = 60, 5, 200
 PIECEWISE = {"name": "piecewise", "milestones": [30, 45]}

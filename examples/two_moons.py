@@ -35,15 +35,15 @@ from flatrock.diagnostics.exact import exact_curvature
 from flatrock.diagnostics.hessian import Hessian, by_layer, still
 from flatrock.diagnostics.moments import Moments, network_moments
 from flatrock.recipes.build import build_threat
-from flatrock.recipes.checkpoints import checkpoints, epoch_of
-from flatrock.recipes.curvature import Crafted
-from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.part import data_part
 from flatrock.recipes.pieces import build_model
 from flatrock.recipes.restore import load
-from flatrock.recipes.train import train_recipe
 from flatrock.reports.style import COLOURS, LINES, blank, dress, finish
+from flatrock.workflows.checkpoints import checkpoints, epoch_of
+from flatrock.workflows.curvature import Crafted
+from flatrock.workflows.evaluate import evaluate_run
+from flatrock.workflows.train import train_recipe
 
 RECIPES = {"no trace": "moons_at", "top layer": "moons_at_trh_top", "whole network": "moons_at_trh_full"}
 LAYERS = {"whole": "whole network", "fc1": "layer 1", "fc2": "layer 2", "head": "layer 3 (top)"}

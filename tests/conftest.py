@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,12 +14,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from foreign_cases import MODULE
+from start_cases import SMALL, weights
 from torch import Tensor, nn
 
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.catalog import create_model
+from flatrock.workflows.train import train_recipe
 
 FGSM_RADIUS = 0.1
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of collected tests are made of stays to the end: no collection of garbage need walk through it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Begun in the background of a shell, or by nohup, these tests and all they begin would ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,3 +94,24 @@ def digits_model(digits: Digits, one_thread: None) -> nn.Module:
             F.cross_entropy(model(x_adv), y).backward()
             optimizer.step()
     return model.eval()
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Iterator[Path]:
+    """A run of a large network leaves hundreds of megabytes, which pytest would keep for three sessions."""
+    yield tmp_path / "run"
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def averaged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits trained without attacks, with averaged weights; to be copied, not written to."""
+    folder = tmp_path_factory.mktemp("averages") / "digits_standard"
+    keys = {**SMALL, "data.limit": 800, "train.epochs": 4, "flatness": [{"name": "swa", "decay": 0.8}]}
+    return train_recipe("digits_standard", folder=folder, device="cpu", **keys).folder
+
+
+@pytest.fixture(scope="session")
+def averaged(averaged_run: Path) -> dict[str, Tensor]:
+    """The weights of it that are meant."""
+    return weights(averaged_run / "average-best.safetensors")

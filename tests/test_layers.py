@@ -27,7 +27,8 @@ LEVEL = {
     "evaluation": 2,
     "recipes": 3,
     "reports": 3,
-    "cli": 4,
+    "workflows": 4,
+    "cli": 5,
 }
 OPTIONAL = ["sklearn", "scipy", "matplotlib", "pydantic", "yaml", "typer", "rich", "tensorboard", "PIL", "safetensors"]
 OPTIONAL += ["curvlinops", "triton"]

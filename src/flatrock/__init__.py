@@ -31,8 +31,8 @@ from flatrock.models.catalog import create_model
 if TYPE_CHECKING:
     from flatrock.core.device import Devices
     from flatrock.models.classifier import Classifier
-    from flatrock.recipes.reproduce import Outcome
-    from flatrock.recipes.sweep import Swept
+    from flatrock.workflows.reproduce import Outcome
+    from flatrock.workflows.sweep import Swept
 
 __all__ = [
     "L2",
@@ -109,13 +109,13 @@ def train(
     """Train a recipe (a library name or a YAML file) and return the run.
 
     Overrides are recipe keys: `train={"epochs": 3}`, `train__epochs=3` or `**{"train.epochs": 3}`. The keywords folder,
-    data_dir, download, device, resume and overwrite steer the run itself; see `flatrock.recipes.train`. A run, or its
+    data_dir, download, device, resume and overwrite steer the run itself; see `flatrock.workflows.train`. A run, or its
     folder, may stand for the recipe to be continued: `train("runs/digits_at", resume=True)`.
     `progress=True` shows a bar on the console; a listener of one's own is a `flatrock.core.progress.Progress`.
     `on_epoch` is called with the record of every epoch once that is stored; what it raises interrupts the run, which
     can be resumed, and is raised here.
     """
-    from flatrock.recipes.train import train_recipe  # here, so that importing flatrock needs torch and numpy alone
+    from flatrock.workflows.train import train_recipe  # here, so that importing flatrock needs torch and numpy alone
 
     with _listener(progress) as listener:
         return train_recipe(recipe, progress=listener, on_epoch=on_epoch, **overrides)
@@ -143,7 +143,7 @@ def reproduce(
         raise ConfigError(f"names are text, one by one, got {odd[0]!r}; write reproduce('a', 'b') or reproduce(*names)")
     from flatrock.cli.reproduce import Told
     from flatrock.cli.reproduce_table import prepare
-    from flatrock.recipes.train import written
+    from flatrock.workflows.train import written
 
     table = prepare(
         names,
@@ -184,9 +184,9 @@ def sweep(
     what differs; what is done is skipped. `Swept.settings` has rows by setting, of all processes that share the sweep.
     """
     from flatrock.cli.sweep import Told, check_places
-    from flatrock.recipes.sweep import Shard, make_sweep
-    from flatrock.recipes.sweep_plan import plan_sweep
-    from flatrock.recipes.train import written
+    from flatrock.workflows.sweep import Shard, make_sweep
+    from flatrock.workflows.sweep_plan import plan_sweep
+    from flatrock.workflows.train import written
 
     where: dict[str, Any] = {"data_dir": None if data_dir is None else Path(data_dir), "download": download}
     part, target = None if shard is None else Shard.of(shard), None if csv is None else Path(csv)
@@ -228,10 +228,10 @@ def evaluate_run(
 
     The result is stored in the run's folder, as the command does it, unless `store` is False. Options are which, norm,
     eps, attacks (default: the recipe's), surrogate, limit, first, batch_size, precision, votes, doubt,
-    keep_adversarial, resume, device and seed; see `flatrock.recipes.evaluate.evaluate_run`.
+    keep_adversarial, resume, device and seed; see `flatrock.workflows.evaluate.evaluate_run`.
     """
-    from flatrock.recipes.evaluate import evaluate_run as run_evaluated
-    from flatrock.recipes.evaluate import store_result
+    from flatrock.workflows.evaluate import evaluate_run as run_evaluated
+    from flatrock.workflows.evaluate import store_result
 
     asked = {"doubt": True, "journal": store, "data_folder": None if data_dir is None else Path(data_dir)} | options
     with _listener(progress) as listener:

@@ -74,7 +74,7 @@ def animals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     monkeypatch.delitem(sys.modules, "foreign_module", raising=False)
     digits = load_data("digits", "test")
     data = Dataset("digits", digits.x, digits.y, 10, NAMES)
-    monkeypatch.setattr("flatrock.recipes.foreign_model.load_data", lambda name, split, folder=None: data)
+    monkeypatch.setattr("flatrock.workflows.foreign_model.load_data", lambda name, split, folder=None: data)
     return data
 
 
@@ -103,7 +103,7 @@ def test_one_worst_class_is_named(animals: Dataset, monkeypatch: pytest.MonkeyPa
     def answer(*words: object, **options: object) -> Result:
         return Result(threat, flags, labels=torch.tensor(labels), provenance=about)
 
-    monkeypatch.setattr("flatrock.recipes.foreign.evaluate", answer)
+    monkeypatch.setattr("flatrock.workflows.foreign.evaluate", answer)
     labels = [3, 3, 5, 5]
     said = "worst class: 5 fox, with 0.00 in the worst case (25.00 over all samples)\n"
     assert said in flatrock("eval", *OWN, "--per-class", *FEW).output

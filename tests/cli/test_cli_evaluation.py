@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Result as Evaluation
-from flatrock.recipes.evaluate import adversarial_file, evaluate_run
 from flatrock.recipes.restore import load
+from flatrock.workflows.evaluate import adversarial_file, evaluate_run
 
 FEW = ("--limit", "40", "--device", "cpu", "--no-doubt")
 
@@ -71,7 +71,7 @@ def test_the_recipes_own_attacks_with_a_surrogate_do_not_take_the_name_of_those_
 ) -> None:
     result = evaluate_run(run_folder, surrogate=other_run, limit=5)
     assert list(result.per_attack) == ["fgsm", "pgd-20", "cw-20", "transfer-pgd-20", "transfer-cw-20"]
-    monkeypatch.setattr("flatrock.recipes.evaluate.evaluate", lambda *words, **options: options["provenance"])
+    monkeypatch.setattr("flatrock.workflows.evaluate.evaluate", lambda *words, **options: options["provenance"])
     assert evaluate_run(run_folder)["whole_plan"]  # type: ignore[index]
     assert not evaluate_run(run_folder, surrogate=other_run)["whole_plan"]  # type: ignore[index]
 
@@ -242,7 +242,7 @@ def test_another_threat_never_takes_the_name_of_the_whole_evaluation(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr("flatrock.recipes.evaluate.evaluate", lambda *words, **options: asked.append(options))
+    monkeypatch.setattr("flatrock.workflows.evaluate.evaluate", lambda *words, **options: asked.append(options))
     threats: list[dict[str, Any]] = [{}, {"eps": "1/5"}, {"norm": "linf"}, {"norm": "linf", "eps": 0.2}]
     threats += [{"eps": 0.05}, {"norm": "l2", "eps": 0.2}]
     for threat in threats:
@@ -356,7 +356,7 @@ def test_votes_have_a_file_of_their_own_and_are_told(run_folder: Path) -> None:
 def test_a_whole_plan_with_votes_does_not_take_the_name_of_the_usual_one(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flatrock.recipes.evaluate.evaluate", lambda *words, **options: options["provenance"])
+    monkeypatch.setattr("flatrock.workflows.evaluate.evaluate", lambda *words, **options: options["provenance"])
     assert not evaluate_run(run_folder, votes=3)["whole_plan"]  # type: ignore[index]
 
 

@@ -14,9 +14,9 @@ import flatrock as library
 from flatrock.core.bands import measured_bands
 from flatrock.core.records import COLLAPSED, Finding, Result
 from flatrock.core.rows import read_rows
-from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.load import load_recipe
 from flatrock.reports.expected import expected_parts
+from flatrock.workflows.expected import expected_bands
 
 CPU = ("--device", "cpu")
 TINY = """\

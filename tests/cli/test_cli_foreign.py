@@ -14,7 +14,7 @@ from foreign_cases import noise, outputs
 from foreign_nets import GreyCnn, randomised
 
 from flatrock.data.dataset import Dataset
-from flatrock.recipes.foreign import load_foreign
+from flatrock.workflows.foreign import load_foreign
 
 THREAT = ("--norm", "linf", "--eps", "8/255", "--device", "cpu")
 ON_DIGITS = ("--data", "digits", "--limit", "30", "--attacks", "fgsm,pgd-2", *THREAT)
@@ -29,7 +29,7 @@ def grey(monkeypatch: pytest.MonkeyPatch, here: Path) -> Path:
     net = randomised(GreyCnn()).float()
     x = noise(40, 1, 28, 28)
     data = Dataset("mnist", x, outputs(net, x).argmax(1), 10)
-    monkeypatch.setattr("flatrock.recipes.foreign_model.load_data", lambda name, split, folder=None: data)
+    monkeypatch.setattr("flatrock.workflows.foreign_model.load_data", lambda name, split, folder=None: data)
     torch.save({"model_state_dict": net.state_dict(), "ema": net.state_dict()}, here / "grey.pt")
     return here / "grey.pt"
 

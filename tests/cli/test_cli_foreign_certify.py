@@ -14,7 +14,7 @@ from foreign_cases import MODULE
 from interrupted import stopped
 
 from flatrock.diagnostics.certificate import Certificate
-from flatrock.recipes.foreign import load_foreign
+from flatrock.workflows.foreign import load_foreign
 
 FEW = ("--sigma", "0.25", "--n0", "20", "--n", "100", "--limit", "6", "--device", "cpu")
 NET = ("certify", "--model", "foreign_module:net", "--data", "digits")

@@ -16,7 +16,7 @@ from interrupted import stopped
 
 from flatrock.diagnostics.curvature_record import CurvatureRecord
 from flatrock.diagnostics.surface import Landscape
-from flatrock.recipes.foreign import load_foreign
+from flatrock.workflows.foreign import load_foreign
 
 CURVED = ("--probes", "2", "--no-layers", "--runs", "2", "--steps", "4", "--top", "2", "--awp-steps", "1")
 FEW: dict[str, tuple[str, ...]] = {

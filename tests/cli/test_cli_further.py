@@ -10,7 +10,7 @@ import pytest
 from command_cases import flatrock, refusal
 from table_cases import TINY
 
-import flatrock.recipes.reproduce as engine
+import flatrock.workflows.reproduce as engine
 from flatrock.core.rows import Row, read_rows
 
 CPU = ("--device", "cpu")

@@ -15,12 +15,12 @@ from table_cases import NAMES, TINY, lasting
 
 import flatrock as library
 import flatrock.engine.follow as steps
-import flatrock.recipes.reproduce as engine
+import flatrock.workflows.reproduce as engine
 from flatrock.cli.reproduce import Told
 from flatrock.core.locks import locked
 from flatrock.core.rows import read_rows
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.reproduce_plan import Planned, plan_rows
+from flatrock.workflows.reproduce_plan import Planned, plan_rows
 
 CPU = ("--device", "cpu")
 FULL = {"clean": 83.0, "pgd-20": 51.0, "cw-20": 50.5, "autoattack": 48.0}
@@ -160,7 +160,7 @@ def test_an_error_before_there_is_a_run_spoils_no_folder(here: Path, monkeypatch
     def busy(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: device is busy")
 
-    monkeypatch.setattr("flatrock.recipes.train.build_job", busy)
+    monkeypatch.setattr("flatrock.workflows.train.build_job", busy)
     done = flatrock("reproduce", "digits_at", *TINY, *CPU)
     assert done.exit_code == 1 and "device is busy" in done.output
     (kept,) = (here / "runs").glob("digits_at-*/failure.txt")

@@ -17,8 +17,8 @@ import flatrock as library
 from flatrock.cli.train_seeds import SeveralSeeds
 from flatrock.core.locks import locked
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.folders import making
 from flatrock.recipes.load import load_seeds
+from flatrock.workflows.folders import making
 
 QUICK = ("train.epochs=2", "data.limit=512", "train.batch_size=64", "select.size=40", "train.tensorboard=false")
 

@@ -23,7 +23,7 @@ from flatrock.core.headers import read_header
 from flatrock.core.records import Finding, Result
 from flatrock.core.runs import EpochRecord
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.status import find_runs, standing
+from flatrock.workflows.status import find_runs, standing
 
 TINY: dict[str, Any] = {"train__epochs": 3, "data__limit": 512, "train__batch_size": 64, "select__size": 40}
 TINY |= {"train__tensorboard": False, "device": "cpu"}

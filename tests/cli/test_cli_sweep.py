@@ -15,10 +15,10 @@ import pytest
 from command_cases import Done, flatrock, refusal
 
 import flatrock as library
-import flatrock.recipes.reproduce as engine
+import flatrock.workflows.reproduce as engine
 from flatrock.core.records import read_result
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.folders import making
+from flatrock.workflows.folders import making
 
 TINY = ("data.limit=512", "train.batch_size=64", "select.size=40", "train.tensorboard=false")
 TINY += ("evaluate.attacks=[fgsm,pgd-3]", "evaluate.batch_size=100")

@@ -13,7 +13,7 @@ import typer
 from flatrock.core.errors import TrainingError
 from flatrock.core.records import Result
 from flatrock.core.runs import Run
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.train import train_recipe
 
 SHORT = {"train.epochs": 1, "data.limit": 640, "train.batch_size": 32, "attack.steps": 1, "select.size": 40}
 

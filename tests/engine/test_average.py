@@ -23,8 +23,8 @@ from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.loop import train
 from flatrock.engine.step import train_step
-from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.restore import load as load_model
+from flatrock.workflows.evaluate import evaluate_run, store_result
 
 MakeJob = Callable[..., Job]
 SWA = [{"name": "swa", "decay": 0.8}]

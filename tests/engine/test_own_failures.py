@@ -18,9 +18,9 @@ from flatrock.engine.failure import failed
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
-from flatrock.recipes.cost import estimate
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.cost import estimate
+from flatrock.workflows.train import train_recipe
 
 MakeJob = Callable[..., Job]
 Shot = Callable[[Path], dict[str, Any]]

@@ -20,9 +20,9 @@ from flatrock.engine.checkpoint import model_tensors, put_model
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
-from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.restore import load as load_model
 from flatrock.recipes.restore import open_checkpoint
+from flatrock.workflows.evaluate import evaluate_run
 
 MakeJob = Callable[..., Job]
 

@@ -20,9 +20,9 @@ from flatrock.engine.folder import OWN_FILE, RunFolder
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
 from flatrock.recipes.check import validate
-from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.restore import load, open_checkpoint
+from flatrock.workflows.evaluate import evaluate_run, store_result
 
 ATTACKS = ["fgsm", "pgd-2"]
 

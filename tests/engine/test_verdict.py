@@ -17,8 +17,8 @@ from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.loop import train
 from flatrock.engine.verdict import doubts
-from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.restore import load
+from flatrock.workflows.evaluate import evaluate_run
 
 MakeJob = Callable[..., Job]
 Pair = tuple[float, float]

@@ -24,6 +24,15 @@ NAMES = [name for name in ATTACKS.names() if ATTACKS.make(name).bounded]
 FEW: dict[str, dict[str, Any]] = {name: {"steps": 3} for name in NAMES if "steps" in ATTACKS.entry(name).options()}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only_what_is_new() -> Iterator[None]:
+    """What tests before these have left is set aside: looking through all of it takes seconds each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 class Saved:
     """A tensor that a graph has saved for its backward pass: alive as long as the graph is."""
 

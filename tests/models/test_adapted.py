@@ -19,10 +19,10 @@ from flatrock.models.adapted import Adapted
 from flatrock.models.catalog import create_model
 from flatrock.models.twin import Twin
 from flatrock.recipes.build import build_job
-from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.restore import load
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.evaluate import evaluate_run
+from flatrock.workflows.train import train_recipe
 
 OWN = """
 from __future__ import annotations

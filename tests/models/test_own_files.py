@@ -18,7 +18,7 @@ from flatrock.models.catalog import create_model
 from flatrock.models.classifier import Classifier
 from flatrock.models.factory import find_factory
 from flatrock.recipes.restore import load
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.train import train_recipe
 
 SOURCE = """
 from torch import nn

@@ -1,4 +1,4 @@
-"""Shared by the recipe tests: one thread, run folders that are emptied, data sets made up on the spot."""
+"""Shared by the recipe tests: data sets made up on the spot, and the runs that recipes name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from start_cases import SMALL, weights
-from torch import Tensor
 
 from flatrock.core.rng import Seed
 from flatrock.data.catalog import info
@@ -19,14 +17,6 @@ from flatrock.engine.loop import train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.train import train_recipe
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Iterator[Path]:
-    """A run of a large network leaves hundreds of megabytes, which pytest would keep for three sessions."""
-    yield tmp_path / "run"
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
 @pytest.fixture
@@ -71,43 +61,3 @@ def named_runs(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
     yield make
     for key in ("objective.helper", "model.weights"):  # as large as a run_folder
         shutil.rmtree(tmp_path / key, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def averaged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits trained without attacks, with averaged weights; to be copied, not written to."""
-    folder = tmp_path_factory.mktemp("averages") / "digits_standard"
-    keys = {**SMALL, "data.limit": 800, "train.epochs": 4, "flatness": [{"name": "swa", "decay": 0.8}]}
-    return train_recipe("digits_standard", folder=folder, device="cpu", **keys).folder
-
-
-@pytest.fixture(scope="session")
-def averaged(averaged_run: Path) -> dict[str, Tensor]:
-    """The weights of it that are meant."""
-    return weights(averaged_run / "average-best.safetensors")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few epochs of AT on digits; epochs 1, 2 and 3 are kept."""
-    return _tiny(tmp_path_factory.mktemp("landscapes"), epochs=3)
-
-
-@pytest.fixture(scope="session")
-def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two epochs of AT on digits, both kept; to be copied, not written to."""
-    return _tiny(tmp_path_factory.mktemp("curvatures"), epochs=2, attack="pgd-2")
-
-
-def _tiny(folder: Path, *, epochs: int, **select: Any) -> Path:
-    """A run of AT on some of the digits that keeps all its epochs."""
-    run = train_recipe(
-        "digits_at",
-        folder=folder / "tiny",
-        device="cpu",
-        data={"limit": 512},
-        train={"epochs": epochs, "batch_size": 64, "keep": {"every": 1}},
-        attack={"steps": 2},
-        select={"size": 40, **select},
-    )
-    return run.folder

@@ -24,7 +24,7 @@ from flatrock.data.split import Split, fair_subset, held_out_split, places
 from flatrock.recipes.build import build_job
 from flatrock.recipes.leak import leak
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.train import train_recipe
 
 QUICK = {"train.epochs": 1, "train.batch_size": 32, "train.tensorboard": False, "select.attack": "pgd-1"}
 

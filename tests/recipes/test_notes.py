@@ -18,11 +18,11 @@ from flatrock.core.hooks import Moment
 from flatrock.core.rng import Seed
 from flatrock.flatness.swa import SWA
 from flatrock.objectives.gat import GAT
-from flatrock.recipes.cost import known_samples
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.notes import Span, notes
 from flatrock.recipes.pieces import build_schedule
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.cost import known_samples
+from flatrock.workflows.train import train_recipe
 
 STEPS = {"name": "piecewise", "milestones": [100, 150]}
 

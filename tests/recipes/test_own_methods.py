@@ -24,10 +24,10 @@ from flatrock.core.files import sha256
 from flatrock.core.progress import Silent
 from flatrock.core.tensorfile import load
 from flatrock.engine.schedule import SCHEDULES
-from flatrock.recipes.cost import estimate
-from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
+from flatrock.workflows.cost import estimate
+from flatrock.workflows.evaluate import evaluate_run, store_result
 
 SHORT: dict[str, Any] = {
     "train": {"epochs": 2, "batch_size": 50, "tensorboard": False},

@@ -10,9 +10,9 @@ import torch
 
 from flatrock.core.errors import ConfigError
 from flatrock.recipes.build import build_flatness, build_job
-from flatrock.recipes.cost import estimate
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
+from flatrock.workflows.cost import estimate
 
 
 def faults(name: str, overrides: dict[str, Any]) -> list[str]:

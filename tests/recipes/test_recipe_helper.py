@@ -14,15 +14,15 @@ from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, FlatrockError, StateError
 from flatrock.core.tensorfile import load, save
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.bench import bench
 from flatrock.recipes.build import build_job
-from flatrock.recipes.cost import estimate
-from flatrock.recipes.evaluate import evaluate_run
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
-from flatrock.recipes.results import collect_run, other_sources
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.bench import bench
+from flatrock.workflows.cost import estimate
+from flatrock.workflows.evaluate import evaluate_run
+from flatrock.workflows.results import collect_run, other_sources
+from flatrock.workflows.train import train_recipe
 
 SMALL = {"data.limit": 512, "train.batch_size": 64, "train.epochs": 3, "train.tensorboard": False, "select.size": 40}
 FEW = {**SMALL, "train.max_steps": 2, "attack.steps": 2, "select.attack": "pgd-2"}
@@ -144,7 +144,7 @@ def test_check_of_a_recipe_whose_helper_is_there(standard: Path) -> None:
 
 
 def test_the_helpers_forward_is_a_third_of_a_training_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatrock.recipes.cost._timed_pass", lambda model, x: 0.2)
+    monkeypatch.setattr("flatrock.workflows.cost._timed_pass", lambda model, x: 0.2)
     few = {**FEW, "train.max_steps": None, "select.every": 1000}
     hat, trades = (
         estimate(load_recipe(name, few), device=torch.device("cpu")) for name in ("digits_hat", "digits_trades")

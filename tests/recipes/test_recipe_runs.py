@@ -24,10 +24,10 @@ from flatrock.engine.step import train_step
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.recipes.build import build_job, build_threat
-from flatrock.recipes.evaluate import evaluate_run, store_result
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.pieces import recipe_hash
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.evaluate import evaluate_run, store_result
+from flatrock.workflows.train import train_recipe
 
 # Two steps leave BatchNorm's running statistics at their start and the model with one answer, which is never "best";
 # so where a best epoch is needed, there are more.

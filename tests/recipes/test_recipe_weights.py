@@ -25,7 +25,7 @@ from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import build_model
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.train import train_recipe
 
 VIT = {"name": "vit", "depth": 1, "width": 12, "heads": 3, "patch": 4, "stride": 2}
 

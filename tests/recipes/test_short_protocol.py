@@ -22,7 +22,7 @@ from flatrock.recipes import build, probe
 from flatrock.recipes.build import build_attack, build_threat
 from flatrock.recipes.load import load_recipe, recipe_names
 from flatrock.recipes.pieces import recipe_hash
-from flatrock.recipes.train import train_recipe
+from flatrock.workflows.train import train_recipe
 
 SHORT = [n for n in recipe_names() if n.startswith("cifar10_short_")]
 FULL = ["cifar10_full_at", "cifar10_full_at_awp"]

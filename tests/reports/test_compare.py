@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.errors import StateError
 from flatrock.core.rows import WORST
-from flatrock.recipes.compare import Judged, check_alike, under_one_name, unlike
-from flatrock.recipes.in_common import compared
 from flatrock.reports.compare import accuracy_table, difference_table
+from flatrock.workflows.compare import Judged, check_alike, under_one_name, unlike
+from flatrock.workflows.in_common import compared
 
 AT = {"clean": 81.0, "pgd-20": 50.0, "autoattack": 47.0}
 TRADES = {"clean": 80.0, "pgd-20": 52.1, "autoattack": 47.0}

@@ -11,8 +11,8 @@ from results_cases import fake_run
 
 from flatrock.core.bands import Bands
 from flatrock.core.rows import Row
-from flatrock.recipes.results import collect_run
 from flatrock.reports.expected import away, expected_line, expected_parts, expected_summary, expected_table
+from flatrock.workflows.results import collect_run
 
 NAMES = ("digits_at", "digits_trades", "digits_mart")
 GOOD: Bands = {"clean": (79.0, 80.0), "pgd-20": (50.0, 52.0)}

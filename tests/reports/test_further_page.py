@@ -10,11 +10,11 @@ import torch
 from results_cases import N, fake_run, standing
 
 from flatrock.core.rows import Row, Score
-from flatrock.recipes.results import collect_run
 from flatrock.reports.claims import claim_lines, gain
 from flatrock.reports.papers import Measure, shipped_papers
 from flatrock.reports.remarks import remarks
 from flatrock.reports.results import beside, costs, measured, overview
+from flatrock.workflows.results import collect_run
 
 PROTOCOLS = shipped_papers().protocols
 PGD, CW = "pgd-20:step_size=0.003", "cw-20:step_size=0.003"

@@ -8,9 +8,9 @@ from typing import Any
 from results_cases import fake_run
 
 from flatrock.core.rows import Row
-from flatrock.recipes.results import collect_run
 from flatrock.reports.names import row_names
 from flatrock.reports.results import overview
+from flatrock.workflows.results import collect_run
 
 FOUND = {"clean": 80.0, "pgd-20": 51.0}
 NAME = "cifar10_short_trades"

@@ -15,8 +15,6 @@ from results_cases import fake_run
 from flatrock.core.bands import unfit
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import Row, chosen_on_test
-from flatrock.recipes.expected import expected_bands
-from flatrock.recipes.results import collect_run
 from flatrock.reports.claims import by_recipe, claims, outlook
 from flatrock.reports.names import row_names
 from flatrock.reports.papers import OWN, TABLES, read_papers, shipped_papers
@@ -24,6 +22,8 @@ from flatrock.reports.remarks import remarks
 from flatrock.reports.results import measured, overview
 from flatrock.reports.results_beside import beside
 from flatrock.reports.results_figure import draw_results
+from flatrock.workflows.expected import expected_bands
+from flatrock.workflows.results import collect_run
 
 PAPERS = shipped_papers()
 ON_TEST = {"select.data": "test", "data.held_out": 0}

@@ -18,9 +18,9 @@ from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Finding, Result
 from flatrock.core.story import Story
-from flatrock.recipes.story import stories
 from flatrock.reports.margins import draw_margins
 from flatrock.reports.page import MARK, write_page
+from flatrock.workflows.story import stories
 
 AT = {"clean": 81.0, "pgd-20": 50.0, "autoattack": 47.0}
 TRADES = {"clean": 80.0, "pgd-20": 52.1, "autoattack": 47.5}

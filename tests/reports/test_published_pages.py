@@ -9,10 +9,10 @@ from command_cases import flatrock, refusal
 from matplotlib.figure import Figure
 from results_cases import fake_run
 
-from flatrock.recipes.results import collect_run, protocol
 from flatrock.reports.claims import tally_lines
 from flatrock.reports.papers import known_papers
 from flatrock.reports.results_figure import draw_results
+from flatrock.workflows.results import collect_run, protocol
 
 PGD, CW = "pgd-20:step_size=0.003", "cw-20:step_size=0.003"
 BASE = {"clean": 82.0, PGD: 52.0, CW: 50.0, "autoattack": 48.0}

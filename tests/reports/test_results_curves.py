@@ -13,9 +13,9 @@ from PIL import Image
 from results_cases import fake_run
 
 from flatrock.core.rows import Row
-from flatrock.recipes.results import collect_run
 from flatrock.reports.papers import OWN, read_papers
 from flatrock.reports.results_curves import draw_curves
+from flatrock.workflows.results import collect_run
 
 PROTOCOLS = read_papers(OWN).protocols
 FULL = PROTOCOLS["cifar10_full"]

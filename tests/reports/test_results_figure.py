@@ -10,9 +10,9 @@ from PIL import Image
 from results_cases import N, fake_run
 
 from flatrock.core.rows import Row
-from flatrock.recipes.results import collect_run
 from flatrock.reports.papers import OWN, read_papers
 from flatrock.reports.results_figure import draw_results
+from flatrock.workflows.results import collect_run
 
 PAPERS = read_papers(OWN)
 AT = {"clean": 81.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from results_cases import N, fake_run
 
-from flatrock.recipes.results import collect_run
 from flatrock.reports.results_others import draw_others
+from flatrock.workflows.results import collect_run
 
 FOUND = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
 

@@ -16,10 +16,10 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.gaps import Gap
 from flatrock.core.rows import read_rows
 from flatrock.recipes.load import load_recipe, recipe_names
-from flatrock.recipes.results import collect_run, protocol
 from flatrock.reports.claims import Verdict, tally_lines, verdicts
 from flatrock.reports.papers import OWN as PAPERS
 from flatrock.reports.papers import Figure, read_papers
+from flatrock.workflows.results import collect_run, protocol
 
 ROOT = Path(__file__).parents[2]
 TRADES = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}

@@ -1,1 +1,1 @@
-"""Level 4: the command line; reads words, calls one function, prints."""
+"""Level 5: the command line; reads words, calls one function, prints."""

@@ -12,8 +12,8 @@ from flatrock.cli.console import TerminalProgress, friendly, say
 from flatrock.cli.shared import check_json, one_device
 from flatrock.core.costs import SCHEMA, Bench
 from flatrock.core.files import write_atomic
-from flatrock.recipes.bench import bench
 from flatrock.recipes.load import load_recipe
+from flatrock.workflows.bench import bench
 
 
 def run(

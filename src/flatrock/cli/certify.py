@@ -13,9 +13,9 @@ from flatrock.cli.shared import check_out, numeric
 from flatrock.core.device import named_devices
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.smoothing import Smoothing
-from flatrock.recipes.certify import certify_run
-from flatrock.recipes.foreign_model import ForeignModel
 from flatrock.reports.certified import certified_table, draw_certified
+from flatrock.workflows.certify import certify_run
+from flatrock.workflows.foreign_model import ForeignModel
 
 Source = Annotated[
     Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")

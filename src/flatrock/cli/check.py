@@ -19,7 +19,6 @@ from flatrock.core.team import Team
 from flatrock.data.catalog import DAMAGED, default_folder, found, info
 from flatrock.data.source import SPLITS
 from flatrock.recipes.build import build_job, extra_fault
-from flatrock.recipes.cost import Cost, estimate
 from flatrock.recipes.helper import helper_fault
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.notes import notes
@@ -27,7 +26,8 @@ from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.start import leak_fault, start_fault, start_faults
 from flatrock.recipes.text import recipe_text
-from flatrock.recipes.together import device_faults
+from flatrock.workflows.cost import Cost, estimate
+from flatrock.workflows.together import device_faults
 
 # Passes that take this much longer than the best of them tell of others who use the device.
 BUSY = 1.5

@@ -11,10 +11,10 @@ import typer
 from flatrock.cli.console import Line, friendly, say, show
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import WORST
-from flatrock.recipes.compare import Judged, check_alike, under_one_name, unlike
-from flatrock.recipes.in_common import compared
 from flatrock.reports.compare import accuracy_table, difference_table
 from flatrock.reports.table import Table, named
+from flatrock.workflows.compare import Judged, check_alike, under_one_name, unlike
+from flatrock.workflows.in_common import compared
 
 Sources = Annotated[
     list[str],

@@ -14,9 +14,6 @@ from flatrock.cli.shared import beside, check_out, named, numeric, one_device, w
 from flatrock.core.errors import StateError
 from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
-from flatrock.recipes.checkpoints import checkpoints
-from flatrock.recipes.curvature import Sampling, measure_curvature, planned_curvature
-from flatrock.recipes.foreign_model import ForeignModel
 from flatrock.reports.curvature import (
     bound_table,
     caption,
@@ -27,6 +24,9 @@ from flatrock.reports.curvature import (
     same_layers,
     sharpness_table,
 )
+from flatrock.workflows.checkpoints import checkpoints
+from flatrock.workflows.curvature import Sampling, measure_curvature, planned_curvature
+from flatrock.workflows.foreign_model import ForeignModel
 
 AGAIN = "the same command with --resume goes on from the last finished part"
 

@@ -16,15 +16,15 @@ from flatrock.cli.shared import check_csv, check_out, radii_of, seeds_of, words
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
-from flatrock.recipes.checkpoints import checkpoints
-from flatrock.recipes.evaluate import adversarial_file, check_radii, evaluate_run, result_place
-from flatrock.recipes.foreign import evaluate_foreign, foreign_place
 from flatrock.recipes.further import measures_of, options_of, surrogates, where_of
 from flatrock.recipes.restore import CHOICES, evaluated_recipe
-from flatrock.recipes.surrogate import surrogate_fault
 from flatrock.reports.checkpoints import BEST, checkpoint_table, chosen_by
 from flatrock.reports.radii import draw_radii, evaluated_radii
 from flatrock.reports.seeds import evaluated_seeds
+from flatrock.workflows.checkpoints import checkpoints
+from flatrock.workflows.evaluate import adversarial_file, check_radii, evaluate_run, result_place
+from flatrock.workflows.foreign import evaluate_foreign, foreign_place
+from flatrock.workflows.surrogate import surrogate_fault
 
 Source = Annotated[
     Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")

@@ -12,13 +12,13 @@ from flatrock.cli.console import say, show
 from flatrock.core.records import Result
 from flatrock.data.dataset import Dataset
 from flatrock.evaluation.plans import PLANS, TRANSFER
-from flatrock.recipes.evaluate import write_result
 from flatrock.reports.gallery import check_images
 from flatrock.reports.gallery import gallery as draw_gallery
 from flatrock.reports.samples import write_samples
 from flatrock.reports.table import Table, class_name, comparison, distances, percent, worst_classes
 from flatrock.reports.table import per_class as class_table
 from flatrock.reports.waterfall import draw_waterfall, waterfall
+from flatrock.workflows.evaluate import write_result
 
 # So many classes that are equally bad are named; more are counted.
 NAMED = 5

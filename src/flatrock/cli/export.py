@@ -9,7 +9,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
 from flatrock.cli.shared import check_out
-from flatrock.recipes.export import export_weights
+from flatrock.workflows.export import export_weights
 
 
 def run(

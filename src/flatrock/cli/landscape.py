@@ -16,13 +16,13 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Progress, Silent
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.surface import Landscape, nearest_radius, on_grid
-from flatrock.recipes.checkpoints import checkpoints
-from flatrock.recipes.foreign_model import ForeignModel
-from flatrock.recipes.landscape import check_comparable, measure_landscape
-from flatrock.recipes.landscape_plan import Plan
 from flatrock.reports.landscape import caption, check_alike, draw_curves, flatness_table, paired
 from flatrock.reports.landscape_page import draw_page
 from flatrock.reports.landscape_surfaces import draw_inputs, draw_surfaces
+from flatrock.workflows.checkpoints import checkpoints
+from flatrock.workflows.foreign_model import ForeignModel
+from flatrock.workflows.landscape import check_comparable, measure_landscape
+from flatrock.workflows.landscape_plan import Plan
 
 AGAIN = "the same command with --resume goes on from the last finished point"
 

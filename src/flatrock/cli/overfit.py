@@ -24,9 +24,9 @@ from flatrock.cli.shared import beside, check_out, named, numeric, one_device, w
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.provenance import birth_certificate
 from flatrock.diagnostics.overfit import Study
-from flatrock.recipes.landscape_plan import Plan
-from flatrock.recipes.overfit import sharpness_plan, study_runs
 from flatrock.reports.overfit import draw_overfit, overfit_table
+from flatrock.workflows.landscape_plan import Plan
+from flatrock.workflows.overfit import sharpness_plan, study_runs
 
 SCHEMA = "flatrock.overfit/1"
 

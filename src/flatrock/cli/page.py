@@ -13,8 +13,8 @@ from flatrock.cli.console import friendly, say
 from flatrock.cli.shared import beside, check_out
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.story import Story
-from flatrock.recipes.story import stories
 from flatrock.reports.page import MARK, Differences, write_page
+from flatrock.workflows.story import stories
 
 Sources = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="run folders, or result-*.json files; the first is compared with")

@@ -9,7 +9,7 @@ import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say
 from flatrock.cli.shared import check_out, one_device
-from flatrock.recipes.pseudo_label import pseudo_label
+from flatrock.workflows.pseudo_label import pseudo_label
 
 
 def run(

@@ -25,17 +25,17 @@ from flatrock.core.records import Result
 from flatrock.core.rows import Row, chosen_on_test
 from flatrock.core.runs import Run
 from flatrock.engine.folder import UNENDED, RunFolder
-from flatrock.recipes.cost import estimate
-from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.pieces import DEFAULT_RUNS
-from flatrock.recipes.reproduce import Listener, Outcome
-from flatrock.recipes.reproduce_plan import NEW, Planned
-from flatrock.recipes.results import changes
 from flatrock.reports.claims import more_differences, tally_lines
 from flatrock.reports.expected import expected_line
 from flatrock.reports.papers import Papers
 from flatrock.reports.results import overview
 from flatrock.reports.table import Table
+from flatrock.workflows.cost import estimate
+from flatrock.workflows.expected import expected_bands
+from flatrock.workflows.reproduce import Listener, Outcome
+from flatrock.workflows.reproduce_plan import NEW, Planned
+from flatrock.workflows.results import changes
 
 # An exit code beside FAILED and UNFINISHED: all rows are there, and some are not what their recipes expect.
 UNEXPECTED = 4

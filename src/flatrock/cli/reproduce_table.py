@@ -13,15 +13,15 @@ from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.progress import Progress
 from flatrock.core.rows import SCHEMA, Row, chosen_on_test, read_rows
 from flatrock.recipes.changed import leaves
-from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.pieces import DEFAULT_RUNS
-from flatrock.recipes.reproduce import Listener, Outcome, reproduce_rows
-from flatrock.recipes.reproduce_names import Overrides, whole_tables
-from flatrock.recipes.reproduce_plan import Planned, plan_rows
-from flatrock.recipes.results import changes, protocol
 from flatrock.reports.claims import outlook
 from flatrock.reports.papers import Papers, known_papers, shipped_papers
 from flatrock.reports.results_files import read_notes, write_results
+from flatrock.workflows.expected import expected_bands
+from flatrock.workflows.reproduce import Listener, Outcome, reproduce_rows
+from flatrock.workflows.reproduce_names import Overrides, whole_tables
+from flatrock.workflows.reproduce_plan import Planned, plan_rows
+from flatrock.workflows.results import changes, protocol
 
 
 @dataclass(frozen=True, kw_only=True)

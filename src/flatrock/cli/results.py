@@ -16,15 +16,15 @@ from flatrock.core.files import write_csv
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import SCHEMA, Row, add_rows, read_rows, repeated, write_rows
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.expected import expected_bands
 from flatrock.recipes.further import measures_of
 from flatrock.recipes.restore import eval_command, stored_recipe
-from flatrock.recipes.results import collect_run, further_left, is_evaluated
-from flatrock.recipes.sheet import Sheet, sheet
 from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
 from flatrock.reports.names import NOWHERE, row_names
 from flatrock.reports.remarks import ON_TEST, told_once
 from flatrock.reports.results import overview
+from flatrock.workflows.expected import expected_bands
+from flatrock.workflows.results import collect_run, further_left, is_evaluated
+from flatrock.workflows.sheet import Sheet, sheet
 
 Runs = Annotated[
     list[Path],

@@ -16,7 +16,7 @@ from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import check_schema
 from flatrock.core.numbers import number
-from flatrock.recipes.foreign_model import out_faults
+from flatrock.workflows.foreign_model import out_faults
 
 T = TypeVar("T")
 # How the pages of commands begin, below their title.

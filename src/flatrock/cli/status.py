@@ -14,8 +14,8 @@ from flatrock.core.files import write_csv
 from flatrock.core.progress import clock
 from flatrock.core.rows import WORST
 from flatrock.recipes.pieces import DEFAULT_RUNS
-from flatrock.recipes.status import DAMAGED, Standing, counted, find_runs, standings
 from flatrock.reports.table import Table, percent
+from flatrock.workflows.status import DAMAGED, Standing, counted, find_runs, standings
 
 HEADER = ("run", "status", "epoch", "clean", "robust", "ETA", "evaluated", "last written")
 TITLE = "clean and robust: of the best epoch, on the data that choose epochs; worst case: on the test set"

@@ -16,11 +16,11 @@ from flatrock.cli.shared import FAILED, UNFINISHED, check_csv, check_out, seeds_
 from flatrock.core.device import Devices, each_device, named_devices, pick_device
 from flatrock.core.provenance import device_name
 from flatrock.core.rows import Row
-from flatrock.recipes.reproduce_plan import Planned
-from flatrock.recipes.sweep import Shard, Swept, make_sweep, seconds_left
-from flatrock.recipes.sweep_plan import Plan, grid_of, plan_sweep
 from flatrock.reports.sweep import swept
 from flatrock.reports.table import Table
+from flatrock.workflows.reproduce_plan import Planned
+from flatrock.workflows.sweep import Shard, Swept, make_sweep, seconds_left
+from flatrock.workflows.sweep_plan import Plan, grid_of, plan_sweep
 
 Recipe = Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")]
 Values = Annotated[

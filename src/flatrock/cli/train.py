@@ -17,9 +17,9 @@ from flatrock.recipes.load import load_recipe, load_seeds, place_of
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.restore import eval_command
 from flatrock.recipes.schema import Recipe
-from flatrock.recipes.train import train_recipe
 from flatrock.reports.figures import learning_curves
 from flatrock.reports.table import percent
+from flatrock.workflows.train import train_recipe
 
 
 def run(

@@ -11,10 +11,10 @@ from flatrock.cli.console import errors, say, show
 from flatrock.core.errors import BusyError, ConfigError, FlatrockError, StateError
 from flatrock.core.runs import Run
 from flatrock.engine.folder import ENDED, RunFolder
-from flatrock.recipes.folders import check_untrained, is_made, making, nothing_lost, place_faults
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 from flatrock.reports.seeds import trained_seeds
+from flatrock.workflows.folders import check_untrained, is_made, making, nothing_lost, place_faults
 
 # Trains a recipe into a folder and tells how it went; None if that failed.
 Train = Callable[..., Run | None]

@@ -19,7 +19,7 @@ FORMAT = "flatrock.checkpoint/1"
 _ARCHIVES = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 _FOREIGN = (
     "weights of other projects are for `flatrock eval --model ... --weights ...` and the like, docs/foreign.md "
-    "(in Python: flatrock.recipes.foreign.load_foreign)"
+    "(in Python: flatrock.workflows.foreign.load_foreign)"
 )
 
 

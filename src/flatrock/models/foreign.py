@@ -86,7 +86,7 @@ def open_foreign(
     normalize: str | None = None,
     which: str = "auto",
 ) -> Foreign:
-    """The network that these options describe; see `flatrock.recipes.foreign.load_foreign`."""
+    """The network that these options describe; see `flatrock.workflows.foreign.load_foreign`."""
     faults = model_faults(model, weights=weights, num_classes=num_classes, normalize=normalize)
     if faults:
         raise ConfigError("the model cannot be loaded:", tuple(faults))

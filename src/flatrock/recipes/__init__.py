@@ -1,1 +1,1 @@
-"""Level 3: recipes. Text in, a validated Recipe out; a Recipe in, a Job, a model or a Result out."""
+"""Level 3: recipes. Text in, a validated Recipe out; a Recipe in, a Job or a model out."""

@@ -1,0 +1,61 @@
+"""A run that has ended as its recipe says: there is nothing to resume, and no state is needed for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flatrock.core.errors import StateError
+from flatrock.core.progress import Progress, Silent
+from flatrock.core.runs import Run
+from flatrock.engine.folder import ENDED, RunFolder, differences
+from flatrock.engine.told import tell_all
+from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
+from flatrock.recipes.restore import stored_recipe
+from flatrock.recipes.schema import Recipe
+from flatrock.workflows.results import take_attacks
+
+
+def finished_before(recipe: Recipe, place: Path | None, progress: Progress | None) -> Run | None:
+    """The run of this recipe, if it has ended and its states were deleted; None if it is to be trained or resumed.
+
+    Where states are there resuming goes on to read them: it mends the other files with them.
+    """
+    folder, listener = RunFolder(place or DEFAULT_RUNS / recipe.name), progress or Silent()
+    if folder.begun() or _status(folder) not in ENDED:
+        return None
+    if folder.owner() != recipe_hash(recipe):
+        raise StateError(
+            f"{folder.path} is a {_status(folder)} run of another recipe{_differences(folder, recipe)}\n"
+            "choose another --run-dir (in Python: folder=...), or repeat the overrides it began with"
+        )
+    try:
+        run = folder.run()
+    except StateError as error:
+        why = str(error).partition("; `")[0]
+        raise StateError(
+            f"{folder.path} has ended, but {why}, and there is no {folder.state.name} to mend it with; put the file "
+            "back from a copy. Its weights can be evaluated and loaded all the same"
+        ) from error
+    tell_all(f"{folder.path} is {run.status}: there is nothing left to train", listener, inside=-1)
+    if folder.recipe.is_file():  # other attacks are no other run, and what is asked for now counts
+        with folder.locked("writing the recipe of"):
+            take_attacks(folder, recipe, listener)
+    return run
+
+
+def _status(folder: RunFolder) -> str:
+    """That of run.json; nothing if there is none that can be read, which is told by who would resume it."""
+    try:
+        return str(folder.read_info()["status"])
+    except StateError:
+        return ""
+
+
+def _differences(folder: RunFolder, recipe: Recipe) -> str:
+    """In what the recipe that lies there is another one, if it can be read."""
+    try:
+        stored = stored_recipe(folder, Silent())
+    except StateError:
+        return ""
+    found = differences(recipe.training_keys(), stored.training_keys())
+    return "; differences:\n  " + "\n  ".join(found[:10])

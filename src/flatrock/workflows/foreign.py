@@ -1,0 +1,179 @@
+"""Models that flatrock did not train, evaluated like a run: options -> model, test set, result, file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatrock.attacks.catalog import Spec
+from flatrock.core.device import Devices, each_device, pick_device
+from flatrock.core.files import brief
+from flatrock.core.options import choose
+from flatrock.core.progress import Progress, Silent
+from flatrock.core.records import Result
+from flatrock.core.threat import THREATS, Threat
+from flatrock.data.dataset import Dataset
+from flatrock.data.split import places, some_samples
+from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
+from flatrock.evaluation.plans import make_plan
+from flatrock.evaluation.votes import check_votes
+from flatrock.models.foreign import Foreign, open_foreign
+from flatrock.recipes.restore import Source
+from flatrock.workflows.evaluate import how_many, part_of_data, voted_by, votes_mark, write_result
+from flatrock.workflows.foreign_model import ForeignModel, caught, examine, out_faults
+from flatrock.workflows.surrogate import open_surrogate, surrogate_mark, unheeded
+
+Attacks = Sequence[Spec]
+
+
+def load_foreign(
+    model: str | None = None,
+    *,
+    weights: Path | str | None = None,
+    num_classes: int | None = None,
+    normalize: str | None = None,
+    which: str = "auto",
+) -> nn.Module:
+    """A network for inputs in [0, 1] that flatrock did not train, in eval mode.
+
+    `model` is a name of flatrock's, `package.module:factory`, or None where the weights are of a family that `convert`
+    knows. `weights` is a safetensors file or a torch file (no pickle is executed); without it a factory's own are kept.
+    `num_classes` is checked against the weights. `normalize` is a name of NORMALIZATIONS or 'none'; None takes what the
+    file stores. `which` names the entry of a checkpoint that holds several models; auto prefers averaged weights.
+    """
+    return open_foreign(model, weights=weights, num_classes=num_classes, normalize=normalize, which=which).model
+
+
+def evaluate_foreign(
+    model: str | None = None,
+    *,
+    data: str | None = None,
+    norm: str | None = None,
+    eps: float | str | None = None,
+    weights: Path | str | None = None,
+    num_classes: int | None = None,
+    normalize: str | None = None,
+    which: str = "auto",
+    attacks: Attacks | None = None,
+    surrogate: Source | None = None,
+    limit: int | None = None,
+    first: bool = False,
+    batch_size: int | None = None,
+    precision: str = "auto",
+    votes: int = 1,
+    doubt: bool = False,
+    keep_adversarial: bool = False,
+    out: Path | None = None,
+    journal: bool = False,
+    resume: bool = False,
+    data_folder: Path | None = None,
+    device: Devices = "cpu",
+    seed: int = 0,
+    others: Sequence[int] = (),
+    progress: Progress | None = None,
+    on_data: Callable[[Dataset], None] = unheeded,
+) -> Result:
+    """Evaluate a network that flatrock did not train (see load_foreign) on a test set; every fault is listed at once.
+
+    `journal` keeps finished batches beside `out` until `store_foreign`; the other options are those of evaluate_run.
+    """
+    chosen, devices = DEFAULT_ATTACKS if attacks is None else attacks, each_device(device)
+    made: dict[str, Any] = {"model": model, "weights": weights, "num_classes": num_classes, "normalize": normalize}
+    asked = ForeignModel(**made, which=which, data=data, norm=norm, eps=eps)
+    asked.check(what="evaluation", faults=_faults(chosen, surrogate is not None, precision, votes, devices, out))
+    foreign, whole = asked.opened(progress or Silent()), asked.part("test", data_folder)
+    test = _examined(foreign, asked, some_samples(whole, limit, first=first), pick_device(devices[0]), on_data)
+    other = open_surrogate(surrogate, test, progress)
+    chosen = other.attacks(chosen, chosen)
+    threat, about = asked.threat, {**foreign.about, **_facts(test, whole, first, votes), **other.provenance}
+    how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}
+    how |= {"resume": resume, "seed": seed, "progress": progress, "provenance": about}
+    if journal or resume:
+        parts = _parts(about, other.names(chosen), threat, samples=len(test), seeds=(seed, *others))
+        how |= {"journal": out.with_suffix(".part") if out else parts[seed], "others": {s: parts[s] for s in others}}
+    return evaluate(
+        foreign.model,
+        test.images(torch.arange(len(test))),
+        test.y,
+        threat,
+        attacks=chosen,
+        surrogate=other.model,
+        ids=places(test, whole),
+        device=device,
+        batch_size=batch_size,
+        **how,
+    )
+
+
+def _examined(
+    foreign: Foreign, asked: ForeignModel, test: Dataset, where: torch.device, on_data: Callable[[Dataset], None]
+) -> Dataset:
+    """The samples, on which the network can work; whoever wants to see them has."""
+    examine(foreign, test, where, asked.num_classes)
+    on_data(test)
+    return test
+
+
+def _facts(test: Dataset, whole: Dataset, first: bool, votes: int) -> dict[str, Any]:
+    return {"dataset": test.name, **part_of_data(test, whole, first=first), **voted_by(votes)}
+
+
+def store_foreign(result: Result, out: Path | None = None) -> Path:
+    """Write a result of evaluate_foreign to `out`, or to a file in the current folder that its content names."""
+    target = out or foreign_place(result)
+    write_result(target, result)
+    return target
+
+
+def foreign_place(result: Result) -> Path:
+    """The file in the current folder that the content of a result of evaluate_foreign names."""
+    about = result.provenance
+    threat = THREATS[result.threat["norm"]](result.threat["eps"])
+    return _default_target(about, sorted(result.per_attack), threat, samples=result.n, seed=int(about["seed"]))
+
+
+def _default_target(
+    about: Mapping[str, Any], attacks: Sequence[str], threat: Threat, *, samples: int, seed: int
+) -> Path:
+    """result-<model>-<data>-<threat>-<attacks>-n<samples>-seed<seed>-<begin of the weights' sha256>.json.
+
+    The first samples are first<samples>. Votes add -votes<votes>, a surrogate -from- and the begin of its digest.
+    """
+    parts = [about["model"], about["dataset"], f"{threat.norm}{threat.eps:.4g}", brief("+".join(attacks))]
+    parts += [
+        how_many(about, samples),
+        f"seed{seed}",
+        *([about["weights_sha256"][:8]] if about["weights_sha256"] else []),
+    ]
+    stem = re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts]))
+    return Path(f"{stem}{votes_mark(about)}{surrogate_mark(about)}.json")
+
+
+def _parts(
+    about: Mapping[str, Any], attacks: Sequence[str], threat: Threat, *, samples: int, seeds: Sequence[int]
+) -> dict[int, Path]:
+    """Where the finished batches of each seed are kept until its result is stored."""
+    files = {seed: _default_target(about, attacks, threat, samples=samples, seed=seed) for seed in seeds}
+    return {seed: file.with_suffix(".part") for seed, file in files.items()}
+
+
+def _faults(
+    attacks: Attacks,
+    transfers: bool,
+    precision: str,
+    votes: int,
+    devices: Sequence[torch.device | str],
+    out: Path | None,
+) -> list[str]:
+    """What is wrong with the options that do not describe the model."""
+    # The surrogate is opened later; names can be checked with anything in its place.
+    faults = caught("attacks", lambda: make_plan(attacks, surrogate=nn.Identity() if transfers else None))
+    faults += caught("precision", lambda: choose("evaluate", "precision", precision, PRECISIONS))
+    faults += caught("votes", lambda: check_votes(votes))
+    faults += caught("device", lambda: [pick_device(device) for device in devices])
+    return faults + out_faults(out, Result.from_json, what="result of an evaluation")

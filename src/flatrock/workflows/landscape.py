@@ -1,0 +1,300 @@
+"""Trained network -> landscape: measure one around a checkpoint or a model that is no run, resumably, and store it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flatrock.attacks.catalog import describe
+from flatrock.core.device import Devices, shared_by
+from flatrock.core.errors import ConfigError, ModelError
+from flatrock.core.files import json_text, write_atomic
+from flatrock.core.identity import ANSWERS, differences
+from flatrock.core.progress import Progress, Silent
+from flatrock.core.provenance import VERSION, birth_certificate, origin
+from flatrock.core.rng import Seed
+from flatrock.core.tensorfile import digest
+from flatrock.core.threat import Threat
+from flatrock.data.dataset import Dataset
+from flatrock.data.split import fair_subset
+from flatrock.diagnostics.grid import Axis
+from flatrock.diagnostics.input_landscape import walk_inputs
+from flatrock.diagnostics.landscape import moved
+from flatrock.diagnostics.ledger import Ledger
+from flatrock.diagnostics.probe import Probe
+from flatrock.diagnostics.surface import Array, Landscape
+from flatrock.diagnostics.weight_landscape import walk_weights, weight_points, weight_values
+from flatrock.recipes.build import build_threat
+from flatrock.recipes.part import data_part
+from flatrock.recipes.restore import open_checkpoint, trained_recipe
+from flatrock.workflows.foreign_model import ForeignModel, part_faults
+from flatrock.workflows.landscape_plan import Plan
+from flatrock.workflows.trained import Trained, check_replaced, open_trained, said
+
+# Samples attacked together unless told otherwise; halved when memory does not hold them.
+CPU_BATCH, GPU_BATCH = 256, 2048
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network ready to be looked at: it is on the device, with the samples, and the grid."""
+
+    trained: Trained
+    model: nn.Module
+    threat: Threat
+    data: Dataset
+    whole: int
+    axis: Axis
+    device: torch.device
+    known_by: dict[str, Any]
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs on the device."""
+        return self.data.images(torch.arange(len(self.data))).to(self.device)
+
+
+def measure_landscape(
+    source: Path | ForeignModel,
+    plan: Plan,
+    *,
+    folder: Path = Path(),
+    data_folder: Path | None = None,
+    device: Devices = "cpu",
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Landscape, Path]:
+    """The landscape around a checkpoint or a model that is no run (or around images), and the file it is stored in.
+
+    That lies beside the checkpoint, or in `folder`. Every finished point is on disk; with `resume` a measurement goes
+    on from there, and a finished one is read. Several devices share the points of a weight landscape.
+    """
+    listener, devices = progress or Silent(), plan.devices(device)
+    subject = _subject(_opened(source, plan, folder, data_folder, listener), plan, devices[0])
+    trained = subject.trained
+    target, part = (trained.folder / f"{plan.stem(trained.stem)}.{end}" for end in ("json", "part"))
+    half = plan.precision == "half" or (plan.precision == "auto" and subject.device.type == "cuda")
+    size = plan.batch_size or (GPU_BATCH if subject.device.type == "cuda" else CPU_BATCH)
+    identity = _identity(subject, plan, size, half=half and plan.kind != "input")
+    if resume and target.is_file():
+        known = Landscape.from_file(target)
+        if not (odd := differences(json_text(dict(known.identity)), identity)):
+            part.unlink(missing_ok=True)  # of a repetition that was stopped
+            return known, target
+        check_replaced(trained, target, odd)
+    ledger = Ledger(part, identity, resume=resume)
+    begun, before = time.monotonic(), len(ledger)
+    total = _units(subject, plan)
+    listener.begin(f"{plan.kind} landscape of {trained.title}", total, before)
+    try:
+        found = _walked(subject, plan, ledger, listener, size, half=half, devices=devices)
+    finally:
+        listener.end()
+    about: dict[str, Any] = {"seconds": round(time.monotonic() - begun, 3), "measured": total - before, "points": total}
+    record = _certified(found, subject, plan, identity, about | shared_by(devices))
+    write_atomic(target, record.to_json().encode())
+    ledger.close()
+    return record, target
+
+
+def _opened(
+    source: Path | ForeignModel, plan: Plan, folder: Path, data_folder: Path | None, progress: Progress
+) -> Trained:
+    return open_trained(
+        source, what="measurement", on=str(plan.on), folder=folder, data_folder=data_folder, progress=progress
+    )
+
+
+def _subject(trained: Trained, plan: Plan, device: torch.device) -> Subject:
+    whole = trained.part(str(plan.on))
+    known_by = trained.examine(whole, device)
+    if ANSWERS in known_by and known_by[ANSWERS] is None:
+        raise ModelError(f"{trained.name} answers at random: its loss is no landscape; switch its randomness off")
+    data, threat, model = _samples_of(whole, plan), trained.threatened, trained.model.to(device)
+    # Networks of others may not bear another layout: some reshape what their convolutions return.
+    if device.type == "cuda" and len(whole.input_shape) == 3 and trained.recipe is not None:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    axis = plan.axis(threat, torch.Size(whole.input_shape).numel())
+    return Subject(trained, model, threat, data, len(whole), axis, device, known_by)
+
+
+def _samples_of(whole: Dataset, plan: Plan) -> Dataset:
+    return fair_subset(whole, plan.images) if plan.ids is None else _chosen(whole, plan.ids)
+
+
+def _fingerprint(data: Dataset) -> str:
+    x = data.images(torch.arange(len(data)))
+    return digest({"x": x.cpu().contiguous(), "y": data.y.cpu()}, "")
+
+
+def check_comparable(
+    sources: Sequence[Path | ForeignModel],
+    plan: Plan,
+    *,
+    stored: Sequence[Landscape] = (),
+    data_folder: Path | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """ConfigError if landscapes of these could not be drawn together, told before any is measured.
+
+    Threats and samples follow from recipes, or from the options of a model that is no run; `stored` are landscapes to
+    be drawn beside them.
+    """
+    files = [source for source in sources if isinstance(source, Path)]
+    others = [source for source in sources if isinstance(source, ForeignModel)]
+    opened = {meta["recipe_hash"]: (path, meta) for path, _, meta in map(open_checkpoint, files)}
+    where = "the recipe stored in {}"
+    recipes = {path: trained_recipe(meta["recipe"], where.format(path), progress) for path, meta in opened.values()}
+    for other in others:
+        other.check(what="measurement", faults=part_faults(str(plan.on)))
+    if len(recipes) + len(others) + len(stored) < 2:
+        return
+    threats = [(str(path), build_threat(recipe)) for path, recipe in recipes.items()]
+    threats += [(other.label, other.threat) for other in others]
+    told = [(at, f"{t.norm} eps {t.eps:.6g}") for at, t in threats]
+    _agree("threat", told + [(_name(r), f"{r.threat['norm']} eps {r.threat['eps']:.6g}") for r in stored])
+    samples: dict[str, str] = {}
+    for recipe in recipes.values():
+        if repr(recipe.data) not in samples:
+            samples[repr(recipe.data)] = _digested(data_part(recipe, str(plan.on), data_folder), plan)
+    told = [(str(path), samples[repr(recipe.data)]) for path, recipe in recipes.items()]
+    told += [(other.label, _digested(other.part(str(plan.on), data_folder), plan)) for other in others]
+    _agree("data", told + [(_name(r), f"{r.provenance['data']} ({str(r.identity['data'])[:8]})") for r in stored])
+
+
+def _digested(whole: Dataset, plan: Plan) -> str:
+    """The samples a landscape will be of, in words and as a digest."""
+    data = _samples_of(whole, plan)
+    return f"{said(str(plan.on), data, len(whole))} ({_fingerprint(data)[:8]})"
+
+
+def _name(record: Landscape) -> str:
+    return f"record of {origin(record.provenance)[0]}"
+
+
+def _agree(what: str, told: Sequence[tuple[str, str]]) -> None:
+    (first, mine), *others = told
+    for other, theirs in others:
+        if theirs != mine:
+            raise ConfigError(
+                f"landscapes of different {what} are not drawn at one scale: {mine} ({first}) and {theirs} ({other}); "
+                "look at them one by one"
+            )
+
+
+def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
+    """The samples with these ids, in this order."""
+    place_of = {int(i): at for at, i in enumerate(data.ids.tolist())}
+    missing = [i for i in ids if i not in place_of]
+    if missing or not ids:
+        few = ", ".join(map(str, sorted(place_of)[:3]))
+        raise ConfigError(f"{data.name!r} has no samples {missing} here; ids are such as {few} up to {max(place_of)}")
+    return data.subset(torch.tensor([place_of[i] for i in ids]))
+
+
+def _identity(subject: Subject, plan: Plan, batch_size: int, *, half: bool) -> dict[str, Any]:
+    """What must be the same for a measurement to go on; of an attack of the user's also its code."""
+    attack = plan.made_attack()
+    code = None if attack is None else describe(attack, subject.threat).get("code")
+    return {
+        "model": subject.trained.digest,
+        **subject.known_by,
+        "data": _fingerprint(subject.data),
+        "plan": plan.described(),
+        **({"code": code} if code else {}),
+        "axis": list(subject.axis.values),
+        "threat": [subject.threat.norm, subject.threat.eps],
+        "flatrock": VERSION,
+        "batch_size": batch_size,
+        "precision": "bfloat16" if half else "float32",
+        "device": subject.device.type,
+    }
+
+
+def _units(subject: Subject, plan: Plan) -> int:
+    """Points of a weight landscape, rows of an input landscape."""
+    if plan.kind == "input":
+        return len(subject.data) * subject.axis.points
+    return weight_points(subject.axis, count=plan.directions or 1, dimensions=plan.dimensions)
+
+
+def _walked(
+    subject: Subject,
+    plan: Plan,
+    ledger: Ledger,
+    progress: Progress,
+    batch_size: int,
+    *,
+    half: bool,
+    devices: Sequence[torch.device],
+) -> dict[str, Any]:
+    """Measure what is missing; the values, and what a reader must know beside them."""
+    model, y, ids = subject.model, subject.data.y.to(subject.device), subject.data.ids.to(subject.device)
+    seed = Seed(plan.seed).child("landscape")
+    if plan.kind == "input":
+        gen = seed.child("signs").samples(ids)
+        walk_inputs(model, subject.x, y, subject.axis, gen=gen, batch_size=batch_size, ledger=ledger, progress=progress)
+        return {"values": _input_values(ledger, len(y), subject.axis), "samples": _samples(subject.data)}
+    attack = plan.made_attack()
+    probe = Probe(
+        model,
+        subject.x,
+        y,
+        ids=ids,
+        threat=subject.threat,
+        attack=attack,
+        seed=seed.child("attack"),
+        batch_size=batch_size,
+        half=half,
+    )
+    count = plan.directions or 1
+    how: dict[str, Any] = {"ledger": ledger, "progress": progress, "devices": devices}
+    walk_weights(model, probe, subject.axis, count=count, dimensions=plan.dimensions, seed=seed, **how)
+    return {
+        "values": weight_values(ledger, subject.axis, count=count, dimensions=plan.dimensions),
+        "attack": {} if attack is None else {"name": plan.attack, **describe(attack, subject.threat)},
+        "moved": moved(model),
+    }
+
+
+def _input_values(ledger: Ledger, count: int, axis: Axis) -> dict[str, Array]:
+    rows = [[ledger[f"{k}/{i}"] for i in range(axis.points)] for k in range(count)]
+    names = ("loss", "accuracy", "margin")
+    return {name: np.array([[row[name] for row in image] for image in rows], dtype=np.float64) for name in names}
+
+
+def _samples(data: Dataset) -> tuple[dict[str, Any], ...]:
+    """Which images these are."""
+    names = data.class_names or tuple(map(str, range(data.num_classes)))
+    return tuple({"id": i, "class": names[label]} for i, label in zip(data.ids.tolist(), data.y.tolist(), strict=True))
+
+
+def _certified(
+    found: dict[str, Any], subject: Subject, plan: Plan, identity: dict[str, Any], about: dict[str, Any]
+) -> Landscape:
+    """The record with its birth certificate."""
+    certificate = birth_certificate(
+        device=subject.device,
+        seed=plan.seed,
+        **subject.trained.about,
+        data=said(str(plan.on), subject.data, subject.whole),
+        precision=identity["precision"],
+        batch_size=identity["batch_size"],
+        **about,
+    )
+    return Landscape(
+        kind=plan.kind,
+        axis=subject.axis.values,
+        threat={"norm": subject.threat.norm, "eps": subject.threat.eps},
+        identity=identity,
+        marks=subject.trained.marks,
+        provenance=certificate,
+        **found,
+    )
