@@ -16,7 +16,7 @@ from flatrock.core.provenance import VERSION
 from flatrock.core.records import Result as Evaluation
 from flatrock.data.catalog import how_to_get
 from flatrock.evaluation.plans import PLANS
-from flatrock.recipes import cost
+from flatrock.workflows import cost
 
 runner = CliRunner()
 

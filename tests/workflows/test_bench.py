@@ -18,9 +18,9 @@ from flatrock.core.hooks import Shift
 from flatrock.core.progress import Silent
 from flatrock.core.types import Point
 from flatrock.engine.loss import Stage
-from flatrock.recipes import bench as bench_module
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import recipe_hash
+from flatrock.workflows import bench as bench_module
 from flatrock.workflows.arithmetic import matmul_ceiling
 from flatrock.workflows.bench import bench
 

@@ -14,10 +14,10 @@ import torch
 from flatrock.core.errors import ConfigError
 from flatrock.core.team import Team
 from flatrock.engine.loop import train
-from flatrock.recipes import cost
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
 from flatrock.recipes.pieces import build_model
+from flatrock.workflows import cost
 from flatrock.workflows.cost import Cost, estimate
 
 CPU = torch.device("cpu")

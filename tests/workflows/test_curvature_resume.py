@@ -24,7 +24,7 @@ from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.engine.folder import OWN_FILE
-from flatrock.recipes import curvature as module
+from flatrock.workflows import curvature as module
 from flatrock.workflows.curvature import Sampling, measure_curvature, planned_curvature
 
 QUICK = Settings(probes=2, layers=False, runs=2, steps=4, top=2, awp_steps=1)

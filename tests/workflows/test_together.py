@@ -25,9 +25,9 @@ from flatrock.core.errors import ConfigError, StateError, TrainingError
 from flatrock.core.team import Team
 from flatrock.core.tensorfile import load
 from flatrock.engine.step import train_step
-from flatrock.recipes import together
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe
+from flatrock.workflows import together
 
 TWO = ["cpu", "cpu"]
 TINY = {
