@@ -24,7 +24,7 @@ TINY = ("data.limit=512", "train.batch_size=64", "select.size=40", "train.tensor
 TINY += ("evaluate.attacks=[fgsm,pgd-3]", "evaluate.batch_size=100")
 # lr 1e30 fails at its first step.
 WORDS = ("sweep", "digits_standard", "optimizer.lr=0.2,1e30", "train.epochs=3", *TINY, "--device", "cpu")
-ALL = (*WORDS, "--seeds", "0-1", "--run-dir", "runs/s")
+ALL = (*WORDS, "--seeds", "0-1", "--runs-dir", "runs/s")
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,10 @@ def test_an_interrupted_run_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch,
 
     with monkeypatch.context() as patch:
         patch.setattr(advance, stop)
-        stopped = flatrock(*words, "--run-dir", "runs/s")
+        stopped = flatrock(*words, "--runs-dir", "runs/s")
     assert stopped.exit_code == 130 and "the same command goes on where this one stopped" in stopped.output
     assert RunFolder(Path("runs/s/optimizer.lr=0.2-seed0")).unfinished() == "interrupted: Ctrl-C"
-    done = flatrock(*words, "--run-dir", "runs/s")
+    done = flatrock(*words, "--runs-dir", "runs/s")
     assert done.exit_code == 0, done.output
     assert len(RunFolder(Path("runs/s/optimizer.lr=0.2-seed0")).resumptions()) == 1
     weights = [folder / "best.safetensors" for folder in (Path("runs/s") / GOOD[0], finished / "runs" / "s" / GOOD[0])]
@@ -153,7 +153,7 @@ def test_dry_run_of_what_is_there(again: Path) -> None:
 def test_other_overrides_are_another_sweep(again: Path, calls: list[str]) -> None:
     said = refusal(flatrock(*ALL, "optimizer.momentum=0.5"))
     assert "is a run of another recipe: optimizer.momentum: " in said
-    assert "remove it, or choose another place with --run-dir" in said and calls == []
+    assert "remove it, or choose another place with --runs-dir" in said and calls == []
 
 
 def test_faults_of_all_points_are_told_before_any_is_trained(here: Path) -> None:
@@ -210,7 +210,7 @@ def test_two_processes_share_a_sweep(here: Path) -> None:
 
 def test_a_place_that_cannot_be_written(here: Path) -> None:
     Path("file").write_text("")
-    assert "cannot write" in refusal(flatrock(*WORDS, "--run-dir", "file/x"))
+    assert "cannot write" in refusal(flatrock(*WORDS, "--runs-dir", "file/x"))
     assert "must end in .csv" in refusal(flatrock(*WORDS, "--csv", "a.txt"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -209,27 +210,32 @@ def test_fast_steps_of_an_optimizer_with_a_loop_of_its_own(make_recipe: MakeReci
 def test_networks_of_the_catalog_step_fast(make_recipe: MakeRecipe, tmp_path: Path, network: str) -> None:
     """In whatever layout their kernels choose: recorded attack, fused SGD, and for one network joint compiled passes.
 
-    Every step begins at the weights of the reference, and the attack makes one: roundings must not add up. The deep
-    VGG, whose BatchNorms see few values, turns the step by up to 35 degrees in bfloat16; a wrong one is at 90.
+    Every step begins at the weights of the reference, and the attack makes one: roundings must not add up. How far
+    bfloat16 turns a step depends on the network: torch's own autocast turns that of this MobileNet by 57 degrees on a
+    CPU, as BatchNorms see few values there. So ours is measured by it; a step that has nothing to do with the true one
+    is at 90.
     """
     recipe = make_recipe(objective={"name": "trades", "beta": 3}, attack={"name": "pgd", "steps": 1, "start": "zero"})
     small = build_job(recipe, folder=tmp_path / "run", device="cuda")
     model = create_model(network, num_classes=10).cuda().train()
     fast = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     engine = Engine(precision="bfloat16", twin=True, compile=network == "preact_resnet18")
-    reference, quick = (stepping(small, Runner(m, e, size=64)) for m, e in ((model, Engine()), (fast, engine)))
+    plain, torchs = copy.deepcopy(model), Engine(precision="bfloat16", twin=False)
+    runners = [Runner(m, e, size=64) for m, e in ((model, Engine()), (fast, engine), (plain, torchs))]
+    reference, quick, autocast = (stepping(small, runner) for runner in runners)
     x = torch.rand(64, 3, 32, 32, generator=Seed(1).generator()).cuda()
     batch = Batch(x, torch.arange(64, device="cuda") % 10, torch.arange(64, device="cuda"))
     for step in range(4):
-        true, got = (moved(job, batch, step) for job in (reference, quick))
+        true, got, usual = (moved(job, batch, step) for job in (reference, quick, autocast))
         assert float((true.signs == got.signs).double().mean()) > 0.9, "a random attack agrees in half of the signs"
-        assert float(torch.cosine_similarity(true.change, got.change, dim=0)) > 0.7
+        assert turned(true, got) < min(turned(true, usual) + 8, 70)
         assert float(got.change.norm() / true.change.norm()) == pytest.approx(1, abs=0.1)
         with torch.no_grad():
-            for mine, theirs in zip(
-                [*fast.parameters(), *fast.buffers()], [*model.parameters(), *model.buffers()], strict=True
-            ):
-                mine.copy_(theirs)
+            for other in (fast, plain):
+                for mine, theirs in zip(
+                    [*other.parameters(), *other.buffers()], [*model.parameters(), *model.buffers()], strict=True
+                ):
+                    mine.copy_(theirs)
     assert quick.runner.findings == {}
     assert not engine.compile or quick.runner._joints[2] is not None
 
@@ -253,6 +259,12 @@ def moved(job: Job, batch: Batch, step: int) -> Moved:
     before = weights(job)
     train_step(job, batch, step=step, guard=True)
     return Moved((point.x_adv - batch.x).sign(), weights(job) - before)
+
+
+def turned(true: Moved, got: Moved) -> float:
+    """Degrees between two steps."""
+    cosine = torch.cosine_similarity(true.change, got.change, dim=0)
+    return math.degrees(math.acos(min(float(cosine), 1.0)))
 
 
 def weights(job: Job) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run that has ended says against its own weights: T09 and T10."""
+"""What a run that has ended says against itself: T09, T10 and T11."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from flatrock.core.neighbours import Lookout
 from flatrock.core.progress import Silent
 from flatrock.core.runs import EpochRecord
+from flatrock.engine import loop
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.loop import train
@@ -105,6 +107,28 @@ def test_a_collapsed_epoch_is_no_better_one() -> None:
     assert found([records[0], replace(records[1], collapsed=True)]) == {}
 
 
+# T11
+
+
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        ((None, 0, 1), "another process had the same GPU open in 1 of 2 epochs looked at"),
+        ((3, 1, 0), "up to 3 other processes had the same GPU open in 2 of 3 epochs looked at"),
+    ],
+)
+def test_epochs_beside_others_on_the_same_gpu(seen: tuple[int | None, ...], text: str) -> None:
+    records = epochs(3 * [(0.9, 0.5)], best=1)
+    told = found([replace(record, neighbours=n) for record, n in zip(records, seen, strict=True)])
+    assert list(told) == ["T11"]
+    assert told["T11"].startswith(text)
+
+
+@pytest.mark.parametrize("seen", [None, 0])
+def test_epochs_alone_or_where_nobody_can_tell_are_not_doubted(seen: int | None) -> None:
+    assert found([replace(record, neighbours=seen) for record in epochs([(0.9, 0.5)], best=1)]) == {}
+
+
 # In a run
 
 
@@ -157,3 +181,25 @@ def test_a_run_without_doubts_says_nothing(make_job: MakeJob, tmp_path: Path) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(run)
+
+
+class Crowd(Lookout):
+    """Sees one more process every time."""
+
+    count = 0
+
+    def seen(self) -> int | None:
+        self.count += 1
+        return self.count
+
+
+def test_a_run_records_who_computed_beside_it(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "Lookout", Crowd)
+    told = Told()
+    run = train(make_job(tmp_path / "run", train={"epochs": 2}), progress=told)
+    assert [record.neighbours for record in run.records] == [1, 2]
+    (text,) = [line for line in told.said if line.startswith("T11")]
+    assert "up to 2 other processes had the same GPU open in 2 of 2 epochs" in text
+    assert text in run.findings

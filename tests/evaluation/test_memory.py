@@ -31,6 +31,7 @@ def only_what_is_new() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+    gc.freeze()  # as all tests begin: see tests/conftest.py
 
 
 class Saved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from results_cases import fake_run
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
+from flatrock.engine.folder import RunFolder
 from flatrock.reports.papers import OWN as PAPERS
 from flatrock.reports.papers import read_papers
 from flatrock.reports.remarks import told_once
@@ -45,17 +47,54 @@ def test_notes_beside_the_file_are_on_the_page_once(tmp_path: Path) -> None:
     assert "left out the note on gone: there is no such row" in said
 
 
-@pytest.mark.parametrize(("text", "fault"), [("digits_at: 3", "not a text"), ("- digits_at", "AttributeError")])
+def test_a_note_may_be_of_one_seed(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path / s, "cifar10_short_at", FOUND, overrides={"seed": int(s)}) for s in "01"]
+    (tmp_path / "notes.yaml").write_text("cifar10_short_at: {text: two at once., seed: 1, times: shared}")
+    page, _ = reported(tmp_path, *runs)
+    assert "- AT (seed 1): two at once." in page.splitlines()
+    assert sorted(line.split(" | ")[3] for line in page.splitlines() if "(2)" in line) == ["(7.00)", "7.00"]
+
+
+def test_times_of_a_shared_gpu_are_in_brackets(tmp_path: Path) -> None:
+    """As its records tell, or a note; and those of the others are not."""
+    runs = [fake_run(tmp_path, f"cifar10_short_{name}", FOUND) for name in ("at", "alp", "mart", "trades")]
+    for path, seen in ((runs[0], (0, 1, 2)), (runs[3], (0, 1, 0))):
+        run = RunFolder(path)
+        run.rewrite([replace(r, neighbours=n) for r, n in zip(run.run().records, seen, strict=True)])
+    (tmp_path / "notes.yaml").write_text("cifar10_short_alp: {text: two at once., times: shared}")
+    page, _ = reported(tmp_path, *runs)
+    times = {line.split(" | ")[0]: line.split(" | ")[3:6] for line in page.splitlines() if "(2)" in line}
+    assert times["| AT"] == times["| ALP"] == ["(7.00)", "(1.2)", "(2.5)"]
+    assert times["| MART"] == ["7.00", "1.2", "2.5"]
+    assert times["| TRADES"] == ["7.00", "(1.2)", "(2.5)"], "one of three epochs does not move the median"
+    assert "- ALP (seed 0): two at once." in page.splitlines()
+    assert page.count("Those in brackets may be longer for other processes that had the same GPU open.") == 1
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["training"]["shared_epochs"] == 2
+    page, _ = reported(tmp_path, runs[2])
+    assert "brackets" not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("digits_at: 3", "not a text"),
+        ("- digits_at", "AttributeError"),
+        ("digits_at: {times: shared}", "not a text, nor text:"),
+        ("digits_at: {text: two at once, times: halved}", "can be shared, or left out"),
+        ("digits_at: {text: two at once, time: shared}", "has 'time'"),
+        ("digits_at: {text: two at once, seed: all}", "not a whole number"),
+    ],
+)
 def test_faults_of_notes_are_named(tmp_path: Path, text: str, fault: str) -> None:
     file = tmp_path / "rows.json"
     assert flatrock("results", fake_run(tmp_path, "digits_at", FOUND), "--out", file).exit_code == 0
     (tmp_path / "notes.yaml").write_text(text)
     done = flatrock("report", file, "--out", tmp_path / "page.md")
     assert done.exit_code == 2
-    assert "notes.yaml" in done.output and fault in done.output
+    assert "notes.yaml" in done.output and fault in " ".join(done.output.split())
     assert not (tmp_path / "page.md").exists()
     done = flatrock("reproduce", "digits_at", "--runs-dir", tmp_path / "runs", "--out", file)
-    assert done.exit_code == 2 and fault in done.output, "before any work"
+    assert done.exit_code == 2 and fault in " ".join(done.output.split()), "before any work"
     assert not (tmp_path / "runs" / "digits_at").exists()
 
 

@@ -193,3 +193,12 @@ def test_the_command_writes_over_measurements_only(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert f"{mine} exists and is no file of `flatrock bench`; it is left alone" in done.output
     assert mine.read_text() == '{"schema": "flatrock.results/1"}'
+
+
+def test_times_beside_others_on_the_gpu_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([0, 2])
+    monkeypatch.setattr(bench_module, "neighbours", lambda device: next(seen))
+    recipe = load_recipe("digits_at", SMALL)
+    for cost in bench([recipe, recipe], rounds=1, steps=1).costs:
+        (text,) = cost.findings
+        assert text.startswith("T11 up to 2 other processes had the same GPU open")

@@ -42,13 +42,23 @@ def same(a: Row, b: Row) -> bool:
     return json.dumps(a.to_dict(), sort_keys=True) == json.dumps(b.to_dict(), sort_keys=True)
 
 
+def test_a_row_tells_in_how_many_epochs_others_had_the_gpu_open(tmp_path: Path) -> None:
+    """Nothing of that if nobody looked."""
+    path = fake_run(tmp_path, NAME, FOUND)
+    assert not {"shared_epochs", "watched_epochs"} & collect_run(path).training.keys()
+    run = RunFolder(path)
+    run.rewrite([replace(r, neighbours=n) for r, n in zip(run.run().records, (None, 0, 2), strict=True)])
+    training = collect_run(path).training
+    assert (training["shared_epochs"], training["watched_epochs"]) == (1, 2)
+
+
 def test_a_row_holds_what_the_run_says(tmp_path: Path) -> None:
     path = fake_run(tmp_path, NAME, FOUND, last={**FOUND, "pgd-20": 50.0}, peak_memory_bytes=3 * 2**30)
     row = collect_run(path)
     assert (row.recipe, row.recipe_hash, row.protocol) == (NAME, recipe_hash(load_recipe(NAME)), "cifar10_short")
     assert (row.status, row.changes, row.seed, row.comparable) == ("finished", (), 0, True)
     assert row.training == {
-        "epochs": 3, "seconds": 74.0, "elapsed": 150.0, "seconds_per_epoch": 7.0, "peak_memory_bytes": 3 * 2**30
+        "epochs": 3, "seconds": 74.0, "elapsed": 150.0, "seconds_per_epoch": 7.0, "peak_memory_bytes": 3 * 2**30,
     }  # fmt: skip
     assert row.selection["best"] == {"epoch": 2, "clean": 0.8, "robust": 0.52, "train_robust": pytest.approx(0.62)}
     assert (row.selection["last"]["epoch"], row.selection["last"]["robust"]) == (3, 0.48)

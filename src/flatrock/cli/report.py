@@ -11,8 +11,9 @@ from flatrock.cli.console import friendly, say
 from flatrock.cli.shared import check_page, recognised
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import read_rows, repeated
+from flatrock.reports.notes import read_notes
 from flatrock.reports.papers import known_papers
-from flatrock.reports.results_files import read_notes, write_results
+from flatrock.reports.results_files import write_results
 
 Files = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="files of `flatrock results`; others are left out")

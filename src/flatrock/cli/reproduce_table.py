@@ -15,8 +15,9 @@ from flatrock.core.rows import SCHEMA, Row, chosen_on_test, read_rows
 from flatrock.recipes.changed import leaves
 from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.reports.claims import outlook
+from flatrock.reports.notes import read_notes
 from flatrock.reports.papers import Papers, known_papers, shipped_papers
-from flatrock.reports.results_files import read_notes, write_results
+from flatrock.reports.results_files import write_results
 from flatrock.workflows.expected import expected_bands
 from flatrock.workflows.reproduce import Listener, Outcome, reproduce_rows
 from flatrock.workflows.reproduce_names import Overrides, whole_tables

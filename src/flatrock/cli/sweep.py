@@ -32,18 +32,18 @@ Values = Annotated[
     ),
 ]
 Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2 or 0-2: a run of every setting for each")]
-RunDir = Annotated[Path | None, typer.Option(help="the folder of all runs; default runs/<recipe>-sweep")]
+RunsDir = Annotated[Path | None, typer.Option(help="the folder of all runs; default runs/<recipe>-sweep")]
 Part = Annotated[
     str | None, typer.Option("--shard", help="such as 2/4: the second of four jobs that make a part of the runs each")
 ]
-Csv = Annotated[Path | None, typer.Option("--csv", help="the .csv file to write; default sweep.csv in --run-dir")]
+Csv = Annotated[Path | None, typer.Option("--csv", help="the .csv file to write; default sweep.csv in --runs-dir")]
 
 
 def run(
     recipe: Recipe,
     values: Values = None,
     seeds: Seeds = None,
-    run_dir: RunDir = None,
+    runs_dir: RunsDir = None,
     shard: Part = None,
     csv: Csv = None,
     data_dir: DataDir = None,
@@ -57,7 +57,7 @@ def run(
         grid, overrides = grid_of(values or [])
         numbers, part = [] if seeds is None else seeds_of(seeds), None if shard is None else Shard.of(shard)
         where: dict[str, Any] = {"data_dir": data_dir, "download": download}
-        plan = plan_sweep(recipe, grid, overrides, seeds=numbers, runs_dir=run_dir, **where)
+        plan = plan_sweep(recipe, grid, overrides, seeds=numbers, runs_dir=runs_dir, **where)
         devices = named_devices(device)
         check_places(plan, csv, devices)
         mine = plan.runs if part is None else part.part(plan.runs)
@@ -87,7 +87,7 @@ class Told(ToldOfRows):
 
 def check_places(plan: Plan, csv: Path | None, device: Devices) -> None:
     """What cannot be written, and devices that are not there, are told before the work."""
-    check_out(plan.runs_dir / "run", option="--run-dir")
+    check_out(plan.runs_dir / "run", option="--runs-dir")
     check_csv(plan.runs_dir / "sweep.csv" if csv is None else csv)
     for one in each_device(device):
         pick_device(one)

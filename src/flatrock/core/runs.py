@@ -31,6 +31,8 @@ class EpochRecord:
     average_best_epoch: int | None = None
     # Seconds since the run began, probes and checkpoints included; None in files older than this.
     elapsed: float | None = None
+    # Other processes that were seen to have the same GPU open; None if nobody looked in that epoch, or could tell.
+    neighbours: int | None = None
 
     @property
     def gap(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from flatrock.core.errors import StateError, TrainingError
+from flatrock.core.neighbours import Lookout
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import kept_global_rng
 from flatrock.core.runs import EpochRecord, Run, best_record
@@ -87,12 +89,12 @@ def _run(
     events = EventLog(folder.tensorboard, history=state.history, wanted=job.tensorboard, progress=progress)
     progress.begin(f"training {job.name}", total, state.epoch * len(job.loader) + state.step_in_epoch)
     try:
-        with kept_global_rng(job.device):
+        with kept_global_rng(job.device), _lookout(job) as lookout:
             while state.epoch < job.epochs and not spent(job, state):
                 with failing(job, folder):
                     _run_epoch(job, folder, state, progress)
                     note_memory(job, folder)
-                    _end_epoch(job, folder, state, events)
+                    _end_epoch(job, folder, state, events, lookout)
                 if on_epoch is not None:
                     folder.writer.wait()  # what it is told is on the disk, whatever it does
                     on_epoch(state.history[-1])
@@ -101,6 +103,11 @@ def _run(
     finally:
         progress.end()
         events.close()
+
+
+def _lookout(job: Job) -> Lookout:
+    """For others on the GPU. Whoever began several processes that train is none: it may have used it before."""
+    return Lookout(job.device, root=None if job.team.alone else os.getppid())
 
 
 def _fresh(job: Job, folder: RunFolder) -> TrainState:
@@ -177,7 +184,7 @@ def _note(job: Job, state: TrainState) -> str:
     return text
 
 
-def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog) -> None:
+def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog, lookout: Lookout) -> None:
     """Probe, record and store a finished epoch."""
     check_finite(model_tensors(job.model), state)
     folder.writer.wait()  # for the epoch before: a run that is killed has lost one, not two
@@ -187,7 +194,7 @@ def _end_epoch(job: Job, folder: RunFolder, state: TrainState, events: EventLog)
     record = _record(job, state, outcome)
     if job.averaging is not None:
         record = _end_average(job, folder, state, record)
-    record = replace(record, elapsed=state.elapsed)
+    record = replace(record, elapsed=state.elapsed, neighbours=lookout.seen())
     state.history.append(record)
     state.epoch, state.step_in_epoch, state.seconds, state.watch = epoch, 0, 0.0, Watch()
     _store(job, folder, state, record)

@@ -1,16 +1,21 @@
-"""What to doubt about a run that has ended: its averaged weights, its best epoch. Codes: docs/diagnostics.md."""
+"""What to doubt about a run that has ended: its averaged weights, its best epoch, its times."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from flatrock.core.chance import far_below, guessed
+from flatrock.core.neighbours import told
 from flatrock.core.runs import EpochRecord, best_record
 
 
 def doubts(records: Sequence[EpochRecord], *, metric: str, samples: int, classes: int) -> dict[str, str]:
-    """What the epochs of a run say against its weights, by code; epochs were chosen by `metric` on so many samples."""
-    found = {"T09": _average(records, metric, samples), "T10": _guesses(records, samples, classes)}
+    """What the epochs of a run say against it, by code; they were chosen by `metric` on so many samples."""
+    found = {
+        "T09": _average(records, metric, samples),
+        "T10": _guesses(records, samples, classes),
+        "T11": _beside_others(records),
+    }
     return {code: text for code, text in found.items() if text}
 
 
@@ -56,3 +61,12 @@ def _guesses(records: Sequence[EpochRecord], samples: int, classes: int) -> str:
         f"({100 * (best.robust or 0.0):.2f}) that a model which knows nothing has; look at --which last, and at how it "
         "was trained: nothing robust was learnt"
     )
+
+
+def _beside_others(records: Sequence[EpochRecord]) -> str:
+    """Epochs whose times are not those of a GPU of their own."""
+    looks = [record.neighbours for record in records if record.neighbours is not None]
+    found, shared = told(looks), sum(map(bool, looks))
+    if not found:
+        return ""
+    return f"{found} in {shared} of {len(looks)} epochs looked at: weights do not depend on it, times may"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flatrock.core.rows import Row
+from flatrock.reports.notes import Note
 
 ON_TEST = "best epoch chosen on the test set, no images held out"
 
 
-def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, str]) -> list[str]:
+def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, Note]) -> list[str]:
     """What a reader of the numbers must know: marks, changes, failures, findings, notes, where they come from."""
     said: dict[str, list[str]] = {}
     names = [f"{labels.get(row.recipe, row.recipe)}{'*' if row.on_test else ''} (seed {row.seed})" for row in rows]
@@ -18,7 +19,8 @@ def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, 
         texts += [f"{ON_TEST}; compared with papers that chose so, marked `*`"] if row.on_test else []
         if row.status != "finished":
             texts.append(f"{row.status}{f', {row.reason}' if row.reason else ''}; not compared")
-        noted = notes.get(row.recipe, "")
+        note = notes.get(row.recipe)
+        noted = note.text if note is not None and note.of(row) else ""
         for text in (*texts, *row.findings, *filter(None, [noted.strip().rstrip(".")])):
             said.setdefault(text, []).append(name)
         for checkpoint, score in row.scores.items():
@@ -56,4 +58,6 @@ def _origin(rows: Sequence[Row]) -> str:
         said += f", {str(about.get('time'))[:10]}{f', {how}' if how else ''}"
         found.setdefault(said, []).append(row.recipe)
     every = "; ".join(f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items())
-    return f"Trained at {every}. Times are those of training without probes; in all: with probes and checkpoints."
+    told = f"Trained at {every}. Times are those of training without probes; in all: with probes and checkpoints."
+    shared = any(row.training.get("shared_epochs") for row in rows)
+    return f"{told} Those in brackets may be longer for other processes that had the same GPU open." if shared else told

@@ -21,6 +21,7 @@ from flatrock.reports.claims import (
 )
 from flatrock.reports.expected import expected_parts
 from flatrock.reports.names import NOWHERE, row_names
+from flatrock.reports.notes import Note
 from flatrock.reports.papers import Measure, Papers, Protocol
 from flatrock.reports.remarks import remarks
 from flatrock.reports.results_beside import beside, part_of_images
@@ -65,7 +66,7 @@ def results_page(
     files: Sequence[str],
     pictures: Mapping[str, str],
     *,
-    notes: Mapping[str, str] = MappingProxyType({}),
+    notes: Mapping[str, Note] = MappingProxyType({}),
     bands: Mapping[Hashable, Bands] = MappingProxyType({}),
     command: str = COMMAND,
 ) -> str:
@@ -101,7 +102,7 @@ def results_page(
 
 
 def _section(
-    protocol: Protocol, rows: Sequence[Row], curves: str, notes: Mapping[str, str], bands: Mapping[Hashable, Bands]
+    protocol: Protocol, rows: Sequence[Row], curves: str, notes: Mapping[str, Note], bands: Mapping[Hashable, Bands]
 ) -> list[str]:
     parts = [f"## {protocol.title}", protocol.text]
     labels = {name: entry.label for name, entry in protocol.rows.items()}
@@ -186,7 +187,7 @@ def overview(rows: Sequence[Row], folders: Mapping[Hashable, str] = NOWHERE) -> 
     for name, row in zip(row_names(rows, folders), rows, strict=True):
         main = row.scores[row.main] if row.main else None
         cells = ("" if main is None else _cell(main, column) for column in columns)
-        lines.append((name, *cells, _seconds(row.training["seconds_per_epoch"])))
+        lines.append((name, *cells, _time(row, _seconds(row.training["seconds_per_epoch"]), median=True)))
     return Table(("recipe", *(column.name for column in columns), "s/epoch"), tuple(lines))
 
 
@@ -236,9 +237,9 @@ def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
             (
                 _label(row, labels),
                 *said,
-                _seconds(row.training["seconds_per_epoch"]),
-                f"{row.training['seconds'] / 60:.1f}",
-                "" if elapsed is None else f"{elapsed / 60:.1f}",
+                _time(row, _seconds(row.training["seconds_per_epoch"]), median=True),
+                _time(row, f"{row.training['seconds'] / 60:.1f}"),
+                _time(row, "" if elapsed is None else f"{elapsed / 60:.1f}"),
                 "not recorded" if memory is None else f"{memory / 2**30:.2f}",
                 ""
                 if main is None
@@ -290,3 +291,9 @@ def _label(row: Row, labels: Mapping[str, str]) -> str:
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def _time(row: Row, told: str, *, median: bool = False) -> str:
+    """A time of training; in brackets if the GPU was not the run's own, for a median in half of its epochs or more."""
+    shared, watched = (row.training.get(key, 0) for key in ("shared_epochs", "watched_epochs"))
+    return f"({told})" if told and shared and (not median or 2 * shared >= watched) else told

@@ -16,6 +16,7 @@ from flatrock.core.costs import Bench, StepCost, median
 from flatrock.core.device import free_memory
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness
+from flatrock.core.neighbours import neighbours, told
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import kept_global_rng, seed_layers
@@ -79,11 +80,7 @@ def bench(
 
     Nothing is probed, saved or kept. Machines drift: only what was measured in one call should be compared.
     """
-    if not recipes:
-        raise ConfigError("there is nothing to measure: name at least one recipe")
-    for name, value in (("rounds", rounds), ("steps", steps)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+    _refuse(recipes, rounds=rounds, steps=steps)
     where, listener = torch.device(device), progress or Silent()
     with TemporaryDirectory() as folder, kept_global_rng(where):
         ceiling = matmul_ceiling(where)
@@ -95,13 +92,13 @@ def bench(
             listener.advance(1, recipe.name)
         listener.end()
         listener.begin("measuring", rounds * len(found))
-        _measure(found, rounds, steps, listener)
+        beside = _measure(found, rounds, steps, listener)
         listener.end()
         for one in found:
             one.attack_ms = _attack_ms(one, steps)
         for one in found if where.type == "cuda" else ():  # last: a profiler slows down what comes after it
             one.profile(steps)
-        costs = tuple(_cost(one, found[0], ceiling) for one in found)
+        costs = tuple(_cost(one, found[0], ceiling, beside=beside) for one in found)
         del one, found
         if where.type == "cuda":
             costs = _with_memory(costs, [partial(make, recipe) for recipe in recipes], where, listener)
@@ -109,13 +106,23 @@ def bench(
     return Bench(costs, ceiling, about)
 
 
-def _measure(found: Sequence[_Contestant], rounds: int, steps: int, progress: Progress) -> None:
-    """Seconds per step of each in every round.
+def _refuse(recipes: Sequence[Recipe], **counts: int) -> None:
+    """Raise ConfigError for what cannot be measured."""
+    if not recipes:
+        raise ConfigError("there is nothing to measure: name at least one recipe")
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def _measure(found: Sequence[_Contestant], rounds: int, steps: int, progress: Progress) -> str:
+    """Seconds per step of each in every round, and in words who else had the GPU open.
 
     As within an epoch a GPU has its next step in hand when it ends one, so the first step of a turn is not counted. It
     gets no more in advance, and nothing of the others: what the processor takes too long to launch must show.
     """
     device = found[0].job.device
+    others = [neighbours(device)]
     for turn in range(rounds):
         for one in [*found[turn % len(found) :], *found[: turn % len(found)]]:
             wait(device)
@@ -126,6 +133,7 @@ def _measure(found: Sequence[_Contestant], rounds: int, steps: int, progress: Pr
             wait(device)
             one.times.append(between(begun, ended) / steps)
             progress.advance(1)
+    return told([*others, neighbours(device)])
 
 
 def _contestant(recipe: Recipe, *, folder: Path, data_folder: Path | None, device: torch.device) -> _Contestant:
@@ -216,8 +224,11 @@ def _flops(one: _Contestant) -> float:
     return float(counter.flops)
 
 
-def _cost(one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:
+def _cost(one: _Contestant, base: _Contestant, ceiling: float, *, beside: str) -> StepCost:
     job, recipe = one.job, one.job.recipe
+    known = dict(job.findings)
+    if beside:
+        known["T11"] = f"{beside}: no time here need be that of a GPU of one's own"
     seconds = statistics.median(one.times)
     tflops = one.flops / seconds / 1e12
     ratio = median([a / b for a, b in zip(one.times, base.times, strict=True)])
@@ -242,7 +253,7 @@ def _cost(one: _Contestant, base: _Contestant, ceiling: float) -> StepCost:
         rounds_ms=tuple(1000 * t for t in one.times),
         recipe_hash=job.recipe_hash,
         engine=asdict(job.runner.engine),
-        findings=(*(f"{code} {why}" for code, why in job.findings.items()), *one.findings),
+        findings=(*(f"{code} {why}" for code, why in known.items()), *one.findings),
     )
 
 

@@ -70,6 +70,7 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
             # The median: the first epoch may have compiled the network.
             "seconds_per_epoch": median(r.seconds for r in run.records) if run.records else None,
             "peak_memory_bytes": info.get("peak_memory_bytes"),
+            **_shared(run),
         },
         findings=tuple(info.get("findings", ())),
         provenance={k: certificate.get(k) for k in CERTIFICATE}
@@ -77,6 +78,12 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
         scores=scores,
         own=recipe.name not in library(),
     )
+
+
+def _shared(run: Run) -> dict[str, int]:
+    """In how many epochs somebody looked who else has the GPU open, and in how many of them others had."""
+    looks = [r.neighbours for r in run.records if r.neighbours is not None]
+    return {"watched_epochs": len(looks), "shared_epochs": sum(map(bool, looks))} if looks else {}
 
 
 def protocol(name: str) -> str:

@@ -113,7 +113,7 @@ def plan_sweep(
     where = runs_dir or DEFAULT_RUNS / (f"{loaded[0][0][0].name}-sweep" if loaded else "sweep")
     rows = [_planned(recipe, values, where) for recipes, values in loaded for recipe in recipes]
     rows = checked_rows(
-        rows, faults, runs_dir=where, data_dir=data_dir, download=download, option="--run-dir", alone=True
+        rows, faults, runs_dir=where, data_dir=data_dir, download=download, option="--runs-dir", alone=True
     )
     by_folder = {row.folder: row for row in rows}
     settings = [
