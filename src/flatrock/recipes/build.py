@@ -77,10 +77,7 @@ def build_job(
     threat = build_threat(recipe)
     selection = selection_data(recipe, split, data_folder) if team.rank == 0 else None
     return Job(
-        name=recipe.name,
         folder=target,
-        recipe=recipe.resolved(),
-        recipe_hash=recipe_hash(recipe),
         data_digest=_digest(content, data, extra, split.digest),
         class_names=data.class_names,
         num_classes=model.num_classes,
@@ -108,6 +105,9 @@ def build_job(
 def _as_said(recipe: Recipe) -> dict[str, Any]:
     """What a job takes over from its recipe as it is."""
     return {
+        "name": recipe.name,
+        "recipe": recipe.resolved(),
+        "recipe_hash": recipe_hash(recipe),
         "bn_mode": recipe.attack.bn_mode,
         "epochs": recipe.train.epochs,
         "max_steps": recipe.train.max_steps,
