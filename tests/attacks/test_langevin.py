@@ -225,7 +225,7 @@ def test_rows_that_left_early_do_not_change_the_others(
     """A sample keeps the first point inside the ball that broke it; the rest of the batch walks on as without it."""
     model, x = conv_net(), images()
     y, gen, chosen = right_labels(model, x), gen_for(x), Langevin(steps=16, noise=0.02, start="zero")
-    walk = [x_adv for _, x_adv in chosen._walk(model, x, y, threat, gen)]
+    walk = [x, *(point.x_adv for point in chosen.path(model, x, y, threat, gen))]
     early = craft(chosen, model, x, y, threat, gen, early_stop=True)
     left = torch.zeros(len(x), dtype=torch.bool)
     for x_adv in walk[:-1]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flatrock.attacks.catalog import ATTACKS
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.guided import Guided
+from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.smooth import SmoothPGD
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf, Threat
@@ -56,6 +57,8 @@ def network() -> nn.Module:
         ("guided", False, 1),
         ("guided", True, 1),
         ("mt", False, 3),
+        ("langevin", False, 1),
+        ("langevin", True, 1),
     ],
 )
 def test_the_same_points_as_step_by_step(name: str, soft: bool, times: int, threat: Threat) -> None:
@@ -86,11 +89,37 @@ def test_what_the_work_depends_on_is_in_its_name() -> None:
         (Guided(), Linf(0.1)),
         (Guided(weight=40.0), Linf(0.1)),
         (Guided(guide="never"), Linf(0.1)),
+        (Langevin(steps=2), Linf(0.1)),
+        (Langevin(steps=2, noise=0), Linf(0.1)),
+        (Langevin(steps=2, drift="paper"), Linf(0.1)),
+        (Langevin(steps=2, project="every"), Linf(0.1)),
     ):
         attack(replayer, x, y, threat, gen)
-    assert len(set(replayer.names)) == 11
+    assert len(set(replayer.names)) == 15
     Guided()(replayer, x, y, Linf(0.1), gen)
-    assert len(set(replayer.names)) == 11
+    assert len(set(replayer.names)) == 15
+    Langevin(steps=2).path(replayer, x, y, Linf(0.1), gen)
+    assert len(set(replayer.names)) == 16, "all points are more than the last"
+
+
+@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.3)], ids=["linf", "l2"])
+def test_a_recorded_walk_is_of_the_batch_it_is_given(threat: Threat) -> None:
+    """What is done again is the work of the first batch: nothing of that may be left in it."""
+    model, done = network(), {}
+
+    class Again(Padding):
+        def whole(self, name: Hashable, work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+            return super().whole(name, done.setdefault(name, work), *tensors)
+
+    replayer, walk = Again(model), Langevin(steps=4, noise=0.05)
+    for seed in (1, 2):
+        x = torch.rand(7, 6, dtype=torch.float64, generator=Seed(seed).generator())
+        y, gen = (torch.arange(7) + seed) % 4, Seed(seed).samples(torch.arange(7))
+        got, true = (walk.path(m, x, y, threat, gen) for m in (replayer, model))
+        assert [p.weight for p in got] == [p.weight for p in true]
+        for mine, theirs in zip(got, true, strict=True):
+            torch.testing.assert_close(mine.x_adv, theirs.x_adv, rtol=0, atol=1e-12)
+    assert len(done) == 1
 
 
 def test_means_over_passes_and_no_steps_are_not_recorded() -> None:

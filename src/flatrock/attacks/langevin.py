@@ -7,7 +7,6 @@ steps. Its authors print one step and run another; both are here, by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +21,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.options import choose, weight
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import L2, Threat
-from flatrock.core.types import Point
+from flatrock.core.types import Point, Replayer
 
 WALK_STARTS = ("corner", *STARTS)
 DRIFTS = ("code", "paper")
@@ -86,16 +85,15 @@ class Langevin:
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
     ) -> Tensor:
         """The last input of the walk; with early_stop the first one inside the ball that safely breaks a sample."""
-        found = x.clone()
-        for live, x_adv in self._walk(model, x, y, threat, gen, early_stop=early_stop):
-            found[live] = x_adv
-        return found
+        if early_stop:
+            return self._survivors(model, x, y, threat, gen)
+        return self._walk(model, x, y, threat, gen, keep=1)[:, 0]
 
     def path(self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen) -> tuple[Point, ...]:
         """The input after every step and the weight of its loss; with average 1 only the last."""
-        _, *walk = (x_adv for _, x_adv in self._walk(model, x, y, threat, gen))
+        walk = self._walk(model, x, y, threat, gen, keep=self.points).unbind(1)
         if self.average == 1:
-            return (Point(walk[-1]),)
+            return (Point(walk[0]),)
         weights = (self.average * (1 - self.average) ** (self.steps - k) for k in range(1, self.steps + 1))
         return tuple(Point(x_adv, share) for x_adv, share in zip(walk, weights, strict=True))
 
@@ -119,40 +117,66 @@ class Langevin:
             return L2_PULL if threat.norm == L2.norm else 0.0
         return self.gamma
 
-    def _walk(
-        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows still walking and where they are: at the start, then after every step."""
-        aim = Aim(model, cross_entropy, y, y.argmax(1) if y.is_floating_point() else y)
-        live = torch.arange(x.shape[0], device=x.device)
+    def _walk(self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, keep: int) -> Tensor:
+        """For every sample the inputs after the last `keep` steps, in order.
+
+        All noise is drawn before: a GPU then replays the whole walk as one recording, as it does PGD.
+        """
+        start = self._start(x, threat, gen.child("start"))
+        noises = [gen.child("noise", k).normal(x) for k in range(1, self.steps + 1)] if self.noise else []
+
+        def walk(x: Tensor, x_adv: Tensor, y: Tensor, *noises: Tensor) -> Tensor:
+            aim, found = _aim(model, y), []
+            for k in range(self.steps):
+                grad, _ = aim.gradient(x_adv)
+                noise = noises[k] if noises else None
+                x_adv = self._moved(x, x_adv, grad, threat, noise, last=k == self.steps - 1)
+                found.append(x_adv)
+            return torch.stack(found[-keep:], 1)
+
+        if isinstance(model, Replayer):
+            return model.whole((self, threat, keep), walk, x, start, y, *noises)
+        return walk(x, start, y, *noises)
+
+    def _survivors(self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen) -> Tensor:
+        """Who is broken stops and leaves the batch."""
+        aim, live = _aim(model, y), torch.arange(x.shape[0], device=x.device)
         x_adv = self._start(x, threat, gen.child("start"))
-        yield live, x_adv
+        found = x_adv.clone()
         for k in range(1, self.steps + 1):
             grad, logits = aim.gradient(x_adv)
-            if early_stop:
-                # Only a point inside the ball may end the walk: the network's answer elsewhere proves nothing.
-                # Half the slack, so that the guard, which rounds too, agrees.
-                inside = threat.size(x_adv - x) <= threat.eps + SLACK / 2
-                done = safely_broken(logits, aim.y) & inside
-                if bool(done.all()):
-                    return
-                keep = (~done).nonzero().squeeze(1)
-                live, aim, x, x_adv, grad, gen = live[keep], aim[keep], x[keep], x_adv[keep], grad[keep], gen[keep]
-            x_adv = self._moved(x, x_adv, grad, threat, gen.child("noise", k), last=k == self.steps)
-            yield live, x_adv
+            # Only a point inside the ball may end the walk: the network's answer elsewhere proves nothing.
+            # Half the slack, so that the guard, which rounds too, agrees.
+            inside = threat.size(x_adv - x) <= threat.eps + SLACK / 2
+            done = safely_broken(logits, aim.y) & inside
+            if bool(done.all()):
+                break
+            keep = (~done).nonzero().squeeze(1)
+            live, aim, x, x_adv, grad, gen = live[keep], aim[keep], x[keep], x_adv[keep], grad[keep], gen[keep]
+            noise = gen.child("noise", k).normal(x) if self.noise else None
+            x_adv = self._moved(x, x_adv, grad, threat, noise, last=k == self.steps)
+            found[live] = x_adv
+        return found
 
     def _start(self, x: Tensor, threat: Threat, gen: SampleGen) -> Tensor:
         if self.start == "corner":
             return (x + threat.eps * threat.ascent(gen.normal(x))).clamp(0, 1)
         return start_point(x, threat, gen, start=self.start, noise=START_NOISE)
 
-    def _moved(self, x: Tensor, x_adv: Tensor, grad: Tensor, threat: Threat, gen: SampleGen, *, last: bool) -> Tensor:
+    def _moved(
+        self, x: Tensor, x_adv: Tensor, grad: Tensor, threat: Threat, noise: Tensor | None, *, last: bool
+    ) -> Tensor:
         step_size = threat.default_step if self.step_size is None else self.step_size
         step = langevin_step(
             x, x_adv, grad, threat=threat, step_size=step_size, gamma=self.pull(threat), drift=self.drift
         )
-        if self.noise:
-            step = step + self.noise * math.sqrt(2 * step_size) * gen.normal(x)
+        if noise is not None:
+            step = step + self.noise * math.sqrt(2 * step_size) * noise
         if self.project == "every" or (self.project == "last" and last):
             return move(x, x_adv, step, threat)
         return (x_adv + step).clamp(0, 1)
+
+
+def _aim(model: nn.Module, y: Tensor) -> Aim:
+    """Cross-entropy of labels, or of soft ones, whose largest counts as the class."""
+    return Aim(model, cross_entropy, y, y.argmax(1) if y.is_floating_point() else y)
