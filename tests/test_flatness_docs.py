@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sklearn.datasets
 import torch
 import torch.nn.functional as F
 import yaml
@@ -222,8 +221,7 @@ def pair(cell: str) -> tuple[int, int]:
     return forward, backward
 
 
-def test_passes_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sklearn.datasets, "load_digits", functools.cache(sklearn.datasets.load_digits))
+def test_passes_are_those_of_the_table() -> None:
     heading, base, *rows = table(section(OVERVIEW, "What it costs"), "with")
     assert [name for cell in heading for name in names_in(cell)] == list(OBJECTIVES)
     assert {name for row in rows for name in names_in(row[0])} == {*FLATNESS.names(), *LEARNERS, "langevin"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,31 @@ def test_digits_are_the_same_every_time_and_match_their_source() -> None:
     assert test.fingerprint() == digits.load("test", NOWHERE).fingerprint()
     assert test.y.tolist() == raw.target[test.ids.numpy()].tolist()
     torch.testing.assert_close(test.x[:, 0].double(), torch.from_numpy(raw.images[test.ids.numpy()] / 16))
+
+
+def test_digits_take_nothing_of_scikit_learn_but_the_file() -> None:
+    """Its import takes a second of every process."""
+    asked = "import sys; from pathlib import Path; from flatrock.data import digits; digits.load('test', Path()); "
+    asked += "print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_digits_that_are_not_where_they_were_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = digits.load("test", NOWHERE)
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    monkeypatch.setattr(digits, "_read", digits._read.__wrapped__)
+    asked = digits.load("test", NOWHERE)
+    assert asked.fingerprint() == here.fingerprint()
+    assert torch.equal(asked.x, here.x)
+
+
+def test_whoever_writes_into_digits_writes_into_a_copy() -> None:
+    one, other = digits.load("train", NOWHERE), digits.load("train", NOWHERE)
+    before = other.fingerprint()
+    one.x.zero_()
+    one.y.zero_()
+    assert digits.load("train", NOWHERE).fingerprint() == other.fingerprint() == before
 
 
 def test_moons_lie_in_the_unit_square_on_their_circles() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sklearn.datasets
 from torch import nn
 
 from flatrock.core.progress import Silent
@@ -23,7 +21,6 @@ from flatrock.recipes.load import load_recipe
 from flatrock.recipes.schema import Recipe
 
 SMALL = Path(__file__).with_name("small.yaml")
-parsed_digits = cache(sklearn.datasets.load_digits)
 TIMES = ("seconds", "images_per_second", "elapsed", "save_seconds")
 
 
@@ -68,13 +65,12 @@ def _snapshot(folder: Path, *, skip: tuple[str, ...] = ()) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
-    """Hundreds of small runs: no waiting for the disk, and the digits parsed once.
+    """Hundreds of small runs: no waiting for the disk.
 
     Forcing files to the disk guards against power cuts, which no test here can make.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(sklearn.datasets, "load_digits", parsed_digits)
         yield
 
 

@@ -12,11 +12,9 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import sklearn.datasets
 import torch
 
 from flatrock.core.errors import FlatrockError
@@ -93,7 +91,6 @@ def kill_after(pid: int, *, steps: int, seconds: float, counter: Path) -> int:
 def main() -> None:
     torch.set_num_threads(1)
     os.fsync = lambda descriptor: None  # what a killed process wrote is safe; only power cuts lose it
-    sklearn.datasets.load_digits = cache(sklearn.datasets.load_digits)
     build_job(load_recipe(SMALL))  # imports what the children will need
     for line in sys.stdin:
         order = json.loads(line)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from functools import cache
 from pathlib import Path
 
-import sklearn.datasets
 import torch
 from table_cases import NAMES, TINY
 
@@ -41,7 +39,6 @@ def die_at(number: int, *, before: bool) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     os.fsync = lambda descriptor: None  # what a killed process wrote is safe; only power cuts lose it
-    sklearn.datasets.load_digits = cache(sklearn.datasets.load_digits)
     build_job(load_recipe("digits_at"))  # imports what the children will need
     out = Path(sys.argv[1])
     for turn, number in enumerate(map(int, sys.argv[2:])):
