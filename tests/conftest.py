@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import signal
 import sys
@@ -38,8 +39,12 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Tensors are tiny here: a second thread costs more time than it gives, and one sums in a fixed order."""
+    """Tensors are tiny here: a second thread costs more time than it gives, and one sums in a fixed order.
+
+    Processes that tests begin are no different, and there are as many tests at once as cores.
+    """
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)

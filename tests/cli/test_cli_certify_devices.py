@@ -59,7 +59,6 @@ def test_however_it_ends_it_goes_on_and_ends_the_same(
     words = ["certify", str(run), *VOTES]
     process = subprocess.Popen(
         [sys.executable, "-m", "flatrock", *words, "--device", "cpu,cpu"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,8 +60,7 @@ def test_who_is_alone_may_begin(monkeypatch: pytest.MonkeyPatch, told: dict[str,
 def torchrun(processes: int, *words: str) -> subprocess.CompletedProcess[str]:
     """The real one; its processes say which flatrock they are through this process's path."""
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*run, "-m", "flatrock", *words], env=env, capture_output=True, text=True, timeout=200)
+    return subprocess.run([*run, "-m", "flatrock", *words], capture_output=True, text=True, timeout=200)
 
 
 def test_torchrun_with_two_processes_makes_no_run(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def trainings(*names: str) -> None:
     import flatrock
 
     for name in names:
-        run = flatrock.train(name, train={"epochs": 2}, folder=Path("runs") / name, progress=None)
+        run = flatrock.train(name, train={"epochs": 2}, data={"limit": 640}, folder=Path("runs") / name, progress=None)
         model = flatrock.load(run.folder, device="auto")
         assert {tensor.device.type for tensor in model.state_dict().values()} == {NAME}
 
