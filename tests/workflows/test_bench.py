@@ -144,7 +144,7 @@ def test_arithmetic_of_parts() -> None:
 
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"steps": 0}, {"steps": 1.5}, {"rounds": True}], ids=str)
 def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="must be a whole number of at least 1, got"):
+    with pytest.raises(ConfigError, match="must be a whole number >= 1, got"):
         bench([load_recipe("digits_at")], **options)  # type: ignore[arg-type]
 
 

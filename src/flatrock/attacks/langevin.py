@@ -18,7 +18,7 @@ from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.losses import cross_entropy
 from flatrock.attacks.pgd import STARTS, Aim, move, safely_broken, start_point
 from flatrock.core.errors import ConfigError
-from flatrock.core.options import choose, weight
+from flatrock.core.options import choose, count, weight
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import L2, Threat
 from flatrock.core.types import Point, Replayer
@@ -69,8 +69,7 @@ class Langevin:
 
     def __post_init__(self) -> None:
         GradientAttack(steps=self.steps, step_size=self.step_size)
-        if self.steps < 1:
-            raise ConfigError(f"langevin steps must be a whole number >= 1, got {self.steps!r}")
+        count("langevin", "steps", self.steps, least=1)
         weight("langevin", "noise", self.noise)
         if self.gamma is not None:
             weight("langevin", "gamma", self.gamma)

@@ -17,6 +17,7 @@ from flatrock.core.device import free_memory
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Flatness
 from flatrock.core.neighbours import neighbours, told
+from flatrock.core.options import count
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import kept_global_rng, seed_layers
@@ -80,7 +81,10 @@ def bench(
 
     Nothing is probed, saved or kept. Machines drift: only what was measured in one call should be compared.
     """
-    _refuse(recipes, rounds=rounds, steps=steps)
+    if not recipes:
+        raise ConfigError("there is nothing to measure: name at least one recipe")
+    count("bench", "rounds", rounds, least=1)
+    count("bench", "steps", steps, least=1)
     where, listener = torch.device(device), progress or Silent()
     with TemporaryDirectory() as folder, kept_global_rng(where):
         ceiling = matmul_ceiling(where)
@@ -104,15 +108,6 @@ def bench(
             costs = _with_memory(costs, [partial(make, recipe) for recipe in recipes], where, listener)
     about = birth_certificate(device=where, seed=recipes[0].seed, rounds=rounds, steps=steps)
     return Bench(costs, ceiling, about)
-
-
-def _refuse(recipes: Sequence[Recipe], **counts: int) -> None:
-    """Raise ConfigError for what cannot be measured."""
-    if not recipes:
-        raise ConfigError("there is nothing to measure: name at least one recipe")
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def _measure(found: Sequence[_Contestant], rounds: int, steps: int, progress: Progress) -> str:
@@ -197,14 +192,14 @@ def _forever(job: Job) -> Iterator[Batch]:
         epoch += 1
 
 
-def _attack_ms(one: _Contestant, count: int) -> float | None:
+def _attack_ms(one: _Contestant, times: int) -> float | None:
     """Milliseconds of crafting one batch at the weights of now, without what methods add to it."""
     if one.job.attack is None:
         return None
     batch = next(one.batches)
     x, y = mixed(one.job, batch, one.step)
     # Step after step: an attack may take turns.
-    stages = [Stage(one.job, x, y, batch.ids, one.job.moment(one.step + i)) for i in range(count)]
+    stages = [Stage(one.job, x, y, batch.ids, one.job.moment(one.step + i)) for i in range(times)]
     with one.job.runner.tuned():
         craft(stages[0], {})
         begun = now(one.job.device)
@@ -212,7 +207,7 @@ def _attack_ms(one: _Contestant, count: int) -> float | None:
             craft(stage, {})
         ended = now(one.job.device)
         wait(one.job.device)
-    return 1000 * between(begun, ended) / count
+    return 1000 * between(begun, ended) / times
 
 
 def _flops(one: _Contestant) -> float:
