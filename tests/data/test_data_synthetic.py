@@ -36,7 +36,7 @@ def test_digits_are_the_same_every_time_and_match_their_source() -> None:
 
 
 def test_digits_take_nothing_of_scikit_learn_but_the_file() -> None:
-    """Its import takes a second of every process."""
+    """Its import takes longer than all else they need."""
     asked = "import sys; from pathlib import Path; from flatrock.data import digits; digits.load('test', Path()); "
     asked += "print('sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

@@ -211,8 +211,8 @@ def test_networks_of_the_catalog_step_fast(make_recipe: MakeRecipe, tmp_path: Pa
     """In whatever layout their kernels choose: recorded attack, fused SGD, and for one network joint compiled passes.
 
     Every step begins at the weights of the reference, and the attack makes one: roundings must not add up. How far
-    bfloat16 turns a step depends on the network: torch's own autocast turns that of this MobileNet by 57 degrees on a
-    CPU, as BatchNorms see few values there. So ours is measured by it; a step that has nothing to do with the true one
+    bfloat16 turns a step depends on the network: where BatchNorms see few values, as in this MobileNet, torch's own
+    autocast turns it far, too. So ours is measured by it; a step that has nothing to do with the true one
     is at 90.
     """
     recipe = make_recipe(objective={"name": "trades", "beta": 3}, attack={"name": "pgd", "steps": 1, "start": "zero"})

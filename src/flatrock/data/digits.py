@@ -30,8 +30,10 @@ def load(split: SplitName, folder: Path) -> Dataset:
 
 @cache
 def _read() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Grey levels, 64 to a row, and labels: from scikit-learn's own file: importing it takes a second, and
-    reading the file a quarter, which is done once. Nothing may be written into what is returned."""
+    """Grey levels, 64 to a row, and labels, read once; nothing may be written into them.
+
+    From scikit-learn's own file, as importing it takes far longer; if that is not where it was, scikit-learn is asked.
+    """
     package = find_spec("sklearn")
     for folder in (package and package.submodule_search_locations) or ():
         if (file := Path(folder) / "datasets/data/digits.csv.gz").is_file():

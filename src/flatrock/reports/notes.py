@@ -13,7 +13,7 @@ from flatrock.reports.given import read_given
 
 @dataclass(frozen=True)
 class Note:
-    """The text a page prints, of which seed if not of all, and whether others computed on the GPU all the time."""
+    """The text a page prints, of which seed if not of all, and whether others had its GPU open all the time."""
 
     text: str
     seed: int | None = None
