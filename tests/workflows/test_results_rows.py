@@ -43,13 +43,14 @@ def same(a: Row, b: Row) -> bool:
 
 
 def test_a_row_tells_in_how_many_epochs_others_had_the_gpu_open(tmp_path: Path) -> None:
-    """Nothing of that if nobody looked."""
+    """Nothing of that if nobody looked; between two looks it is as the first of them saw it."""
     path = fake_run(tmp_path, NAME, FOUND)
     assert not {"shared_epochs", "watched_epochs"} & collect_run(path).training.keys()
     run = RunFolder(path)
-    run.rewrite([replace(r, neighbours=n) for r, n in zip(run.run().records, (None, 0, 2), strict=True)])
-    training = collect_run(path).training
-    assert (training["shared_epochs"], training["watched_epochs"]) == (1, 2)
+    for looks, shared, watched in [((None, 0, 2), 1, 2), ((2, None, 0), 2, 3), ((0, None, None), 0, 3)]:
+        run.rewrite([replace(r, neighbours=n) for r, n in zip(run.run().records, looks, strict=True)])
+        training = collect_run(path).training
+        assert (training["shared_epochs"], training["watched_epochs"]) == (shared, watched)
 
 
 def test_a_row_holds_what_the_run_says(tmp_path: Path) -> None:

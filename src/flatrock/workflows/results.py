@@ -81,9 +81,17 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
 
 
 def _shared(run: Run) -> dict[str, int]:
-    """In how many epochs somebody looked who else has the GPU open, and in how many of them others had."""
-    looks = [r.neighbours for r in run.records if r.neighbours is not None]
-    return {"watched_epochs": len(looks), "shared_epochs": sum(map(bool, looks))} if looks else {}
+    """Of how many epochs is known who else had the GPU open, and in how many of them others had.
+
+    Somebody looks every half minute: an epoch without a look is taken for what the last one before it saw.
+    """
+    seen = list[int]()
+    for record in run.records:
+        if record.neighbours is not None:
+            seen.append(record.neighbours)
+        elif seen:
+            seen.append(seen[-1])
+    return {"watched_epochs": len(seen), "shared_epochs": sum(map(bool, seen))} if seen else {}
 
 
 def protocol(name: str) -> str:
