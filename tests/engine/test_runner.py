@@ -449,7 +449,7 @@ def test_passes_of_one_loss_are_made_in_order(make_job: MakeJob, tmp_path: Path)
     means = {}
     for order in (("clean", "adv"), ("adv", "clean")):
         job.model.load_state_dict(state)
-        run_passes(job.runner, order, x, Point(x_adv))
+        run_passes(job.runner, order, x, [Point(x_adv)])
         means[order] = job.model.get_buffer("bn1.running_mean").clone()
     job.model.load_state_dict(state)
     view(job.model, x)

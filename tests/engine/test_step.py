@@ -200,13 +200,13 @@ def test_passes_run_in_the_named_order(make_job: MakeJob, tmp_path: Path) -> Non
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     model.register_forward_pre_hook(note)
-    views = run_passes(Runner(model), ("adv", "clean", "clean", "adv"), x, Point(x_adv))
+    (views,) = run_passes(Runner(model), ("adv", "clean", "clean", "adv"), x, [Point(x_adv)])
     assert seen == [("adv", True), ("clean", True), ("clean", False), ("adv", False)]
     assert views.clean is not None
     assert views.adv is not None
     assert torch.equal(views.clean.logits, model(x))
     assert torch.equal(views.adv.logits, model(x_adv))
-    assert run_passes(Runner(model), ("adv",), x, Point(x_adv)).clean is None
+    assert run_passes(Runner(model), ("adv",), x, [Point(x_adv)])[0].clean is None
 
 
 @pytest.mark.parametrize(

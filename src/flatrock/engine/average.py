@@ -67,7 +67,7 @@ def _reestimate(job: Job, batches: int, step: int) -> None:
             m.momentum = None  # torch's spelling of a plain mean over all batches
         with torch.no_grad(), mode(job.model, training=True):
             for x, point in inputs:
-                run_passes(runner, job.passes, x, point)
+                run_passes(runner, job.passes, x, [point])
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum = momentum

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,8 @@ from flatrock.engine.runner import Runner
 
 # What the norm of a gradient is called among the terms of a loss, where gradients are clipped.
 GRAD_NORM = "grad_norm"
+# No more batches than this go through the network in one graph, whose activations are held at once.
+TOGETHER = 6
 
 
 @dataclass(frozen=True)
@@ -66,22 +68,48 @@ def seen_inputs(x: Tensor, point: Point) -> dict[str, Tensor]:
     return where if point.noise is None else {name: inputs + point.noise for name, inputs in where.items()}
 
 
-def run_passes(runner: Runner, passes: Sequence[str], x: Tensor, point: Point, ids: Tensor | None = None) -> Views:
-    """Run the named passes in order; a repeated one is run without gradient, for BatchNorm's sake only."""
-    where = seen_inputs(x, point)
-    seen: dict[str, View] = {}
+def run_passes(
+    runner: Runner, passes: Sequence[str], x: Tensor, points: Sequence[Point], ids: Tensor | None = None
+) -> list[Views]:
+    """Run the named passes in order, at one point after the other.
+
+    A repeated one is run without gradient, for BatchNorm's sake only.
+    """
+    places = [seen_inputs(x, point) for point in points]
     if len(set(passes)) == len(passes):
-        seen = dict(zip(passes, runner.views(*(where[name] for name in passes)), strict=True))
+        found = iter(runner.views(*(where[name] for where in places for name in passes)))
+        seen = [{name: next(found) for name in passes} for _ in points]
     else:
-        for name in passes:
-            if name in seen:
-                with torch.no_grad():
-                    runner.view(where[name])
-            else:
-                seen[name] = runner.view(where[name])
+        seen = [_one_by_one(runner, passes, where) for where in places]
+    return [_views(where, views, point, ids) for where, views, point in zip(places, seen, points, strict=True)]
+
+
+def _one_by_one(runner: Runner, passes: Sequence[str], where: Mapping[str, Tensor]) -> dict[str, View]:
+    seen: dict[str, View] = {}
+    for name in passes:
+        with torch.set_grad_enabled(name not in seen and torch.is_grad_enabled()):
+            view = runner.view(where[name])
+        seen.setdefault(name, view)
+    return seen
+
+
+def _views(where: Mapping[str, Tensor], seen: Mapping[str, View], point: Point, ids: Tensor | None) -> Views:
     labels = None if point.help is None else point.help.y
     told = {name: replace(view, x=where[name]) for name, view in seen.items()}
     return Views(told.get("clean"), told.get("adv"), told.get("helper"), labels, ids)
+
+
+def _at_once(stage: Stage, points: Sequence[Point]) -> int:
+    """At how many points the passes are best made in one graph: one, to hold no more than its activations.
+
+    Compiled, several batches pass faster together than one by one. Groups are of one size, as each is compiled anew.
+    """
+    runner, passes = stage.job.runner, stage.job.passes
+    if len(set(passes)) == len(passes):
+        for size in (s for s in range(TOGETHER // len(passes), 1, -1) if len(points) % s == 0):
+            if runner.joins([seen_inputs(stage.x, point)[name] for point in points[:size] for name in passes]):
+                return size
+    return 1
 
 
 def decayed(model: nn.Module) -> list[nn.Parameter]:
@@ -97,7 +125,7 @@ def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> 
     with kept_buffers(job.model), nudged(job.model, shift):
         total: Tensor | None = None
         for point in points:
-            views = run_passes(job.runner, tuple(dict.fromkeys(objective.passes)), stage.x, point, stage.ids)
+            (views,) = run_passes(job.runner, tuple(dict.fromkeys(objective.passes)), stage.x, [point], stage.ids)
             share = _weighted(objective.loss(views, stage.y).total, point.weight)
             total = share if total is None else total + share
         assert total is not None
@@ -107,20 +135,21 @@ def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> 
 
 
 def descend(stage: Stage, points: Sequence[Point]) -> Descent:
-    """Leave the gradient of the whole loss in `.grad`, clipped if the recipe says so.
-
-    Points are differentiated one by one to hold one graph only.
-    """
+    """Leave the gradient of the whole loss in `.grad`, clipped if the recipe says so."""
     job = stage.job
     job.optimizer.zero_grad(set_to_none=True)
     losses: dict[str, Tensor] = {}
-    for i, point in enumerate(points):
-        if i == 1:  # from now on gradients are added to what the first point left
+    size = _at_once(stage, points)
+    for begin in range(0, len(points), size):
+        if begin == size:  # from now on gradients are added to what the first points left
             job.runner.settle()
-        views = run_passes(job.runner, job.passes, stage.x, point, stage.ids)
-        parts = _with_flatness(stage, point, views)
-        _weighted(parts.total, point.weight).backward()  # type: ignore[no-untyped-call]
-        _add(losses, parts, point.weight)
+        some, shares = points[begin : begin + size], []
+        for point, views in zip(some, run_passes(job.runner, job.passes, stage.x, some, stage.ids), strict=True):
+            parts = _with_flatness(stage, point, views)
+            shares.append(_weighted(parts.total, point.weight))
+            _add(losses, parts, point.weight)
+        total = shares[0] if size == 1 else torch.stack(shares).sum()
+        total.backward()  # type: ignore[no-untyped-call]
     penalties = _weight_penalties(job)
     if penalties is not None:
         penalties.total.backward()  # type: ignore[no-untyped-call]

@@ -99,20 +99,10 @@ class Runner:
 
         Compiled, the passes are one over the rows of all inputs, if the network allows it.
         """
-        # Another size would be compiled anew; the last batch of an epoch is not worth that.
-        fits = all(x.shape[0] == self._size for x in inputs)
-        if not self.engine.compile or "T01" in self.findings or not fits:
+        if not self._compiles(inputs):
             return self._passes(*inputs)
         compiled = self._compiled or _compiled(self._passes)
-        if len(inputs) not in self._joints:
-            with _tuning(False):  # of sizes that do not come again
-                self._joints[len(inputs)] = joint(self.model, inputs)
-            if self._joints[len(inputs)] is None:
-                self.findings["T04"] = (
-                    "passes are compiled as the network makes them, one by one: as one, or with BatchNorm and ReLU as "
-                    "one operation, they would be something else, or fail"
-                )
-        way = self._joints[len(inputs)]
+        way = self._joint(inputs)
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
             with nullcontext() if self._compiled else _untold():
                 seen = compiled(*inputs) if way is None else way.passes(compiled, inputs)
@@ -123,6 +113,30 @@ class Runner:
         self._compiled = compiled
         # The next passes overwrite what these returned.
         return [tensor.clone() for tensor in seen]
+
+    def joins(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether these passes, one after the other, are compiled as one over the rows of all inputs.
+
+        Not if the rows that go through at once are limited: who does that is short of memory.
+        """
+        return self.most is None and self._compiles(inputs) and self._joint(inputs) is not None
+
+    def _compiles(self, inputs: Sequence[Tensor]) -> bool:
+        """Another size would be compiled anew; the last batch of an epoch is not worth that."""
+        fits = all(x.shape[0] == self._size for x in inputs)
+        return self.engine.compile and "T01" not in self.findings and fits
+
+    def _joint(self, inputs: Sequence[Tensor]) -> Joint | None:
+        """How so many passes are made one, found out once."""
+        if len(inputs) not in self._joints:
+            with _tuning(False):  # of sizes that do not come again
+                self._joints[len(inputs)] = joint(self.model, inputs)
+            if self._joints[len(inputs)] is None:
+                self.findings["T04"] = (
+                    "passes are compiled as the network makes them, one by one: as one, or with BatchNorm and ReLU as "
+                    "one operation, they would be something else, or fail"
+                )
+        return self._joints[len(inputs)]
 
     @contextmanager
     def attacked(self, bn_mode: str, shift: Shift) -> Iterator[nn.Module]:
