@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError, ModelError, ThreatError
+from flatrock.core.neighbours import Lookout
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf
@@ -62,6 +63,17 @@ def test_robust_is_the_worst_case_of_each_sample() -> None:
     assert result.worst.tolist() == by_hand
     assert result.robust == sum(by_hand) / 90
     assert result.robust <= min(result.per_attack.values()) < max(result.per_attack.values()) < result.clean
+
+
+@pytest.mark.parametrize(("seen", "told"), [(2, 2), (0, 0), (None, "nothing")])
+def test_a_result_tells_who_else_had_the_gpu_open(
+    monkeypatch: pytest.MonkeyPatch, seen: int | None, told: int | str
+) -> None:
+    """Nothing of that where nobody can look, as on a CPU."""
+    monkeypatch.setattr(Lookout, "seen", lambda self: seen)
+    x, y = data(6)
+    result = evaluate(Net(), x, y, THREAT, attacks=["fgsm"])
+    assert result.provenance.get("neighbours", "nothing") == told
 
 
 def test_clean_accuracy_is_that_of_a_plain_pass() -> None:

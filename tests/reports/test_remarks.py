@@ -13,6 +13,7 @@ from results_cases import fake_run
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
+from flatrock.core.records import read_result
 from flatrock.engine.folder import RunFolder
 from flatrock.reports.papers import OWN as PAPERS
 from flatrock.reports.papers import read_papers
@@ -72,6 +73,20 @@ def test_times_of_a_shared_gpu_are_in_brackets(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["training"]["shared_epochs"] == 2
     page, _ = reported(tmp_path, runs[2])
     assert "brackets" not in page
+
+
+@pytest.mark.parametrize("name", ["result-best.json", "result-best-further1.json"])
+def test_minutes_of_an_evaluation_beside_others_are_in_brackets(tmp_path: Path, name: str) -> None:
+    """A further one counts: its minutes are in the sum."""
+    recipes = ("cifar10_trades_linf", "cifar10_trades_awp_linf")
+    runs = [fake_run(tmp_path, recipe, FOUND) for recipe in recipes]
+    file = runs[0] / name
+    result = read_result(file)
+    file.write_text(replace(result, provenance={**result.provenance, "neighbours": 1}).to_json())
+    page, _ = reported(tmp_path, *runs)
+    times = [line.split(" | ")[5:] for line in page.splitlines() if "(2)" in line]
+    assert times == [["2.5", "not recorded", "(3.5) |"], ["2.5", "not recorded", "3.0 |"]]
+    assert page.count("Those in brackets may be longer for other processes that had the same GPU open.") == 1
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,11 @@ class Score:
         return any(text.startswith(f"{COLLAPSED}:") for text in self.findings)
 
     @property
+    def evaluated_beside(self) -> bool:
+        """Whether others were seen to have the GPU open during this evaluation, or a further one."""
+        return any(one.provenance.get("neighbours") for one in (self, *self.more))
+
+    @property
     def worst(self) -> Tensor:
         """Whether each sample is right on the clean input and under every attack."""
         return torch.stack(list(self.right.values())).all(0)

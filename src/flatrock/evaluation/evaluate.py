@@ -16,6 +16,7 @@ from flatrock.core.device import Devices, pick_devices, shared_by
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.files import json_text
 from flatrock.core.identity import ANSWERS, answers
+from flatrock.core.neighbours import Lookout
 from flatrock.core.numbers import plain
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
@@ -75,7 +76,7 @@ def evaluate(
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
     devices = [home(model)] if device is None else pick_devices(device)
-    with at_work(model, surrogate, devices[0]) as (other, at_first):
+    with at_work(model, surrogate, devices[0]) as (other, at_first), Lookout(devices[0]) as lookout:
         size, key = int(batch_size or _usual_batch(devices)), Seed(seed).child("evaluate")
         exam = Exam(model, Counted(model), x, y, threat, devices[0], size, key, other, _ids(ids, len(x)), votes=votes)
         logits, margins = exam.clean_pass()
@@ -97,7 +98,7 @@ def evaluate(
         threat={"norm": threat.norm, "eps": threat.eps},
         attacks={s.label: described(s.attack, threat) for s in steps},
         findings=tuple(findings),
-        provenance=_certificate(exam, seed, crafted, told | shared_by(devices)),
+        provenance=_certificate(exam, seed, crafted, told | shared_by(devices) | _beside(lookout)),
         **found,
     )
 
@@ -109,6 +110,12 @@ def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any])
     if exam.surrogate is None:
         return about
     return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(exam.surrogate.inner)}}
+
+
+def _beside(lookout: Lookout) -> dict[str, int]:
+    """How many others were seen to have the GPU open, if somebody could look."""
+    seen = lookout.seen()
+    return {} if seen is None else {"neighbours": seen}
 
 
 def _voted(exam: Exam) -> dict[str, int]:

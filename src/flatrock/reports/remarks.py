@@ -59,5 +59,7 @@ def _origin(rows: Sequence[Row]) -> str:
         found.setdefault(said, []).append(row.recipe)
     every = "; ".join(f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items())
     told = f"Trained at {every}. Times are those of training without probes; in all: with probes and checkpoints."
-    shared = any(row.training.get("shared_epochs") for row in rows)
+    shared = any(
+        row.training.get("shared_epochs") or (row.main and row.scores[row.main].evaluated_beside) for row in rows
+    )
     return f"{told} Those in brackets may be longer for other processes that had the same GPU open." if shared else told

@@ -25,7 +25,8 @@ from flatrock.reports.notes import Note
 from flatrock.reports.papers import Measure, Papers, Protocol
 from flatrock.reports.remarks import remarks
 from flatrock.reports.results_beside import beside, part_of_images
-from flatrock.reports.table import Table, markdown, named, percent
+from flatrock.reports.results_costs import costs, epoch_time, label
+from flatrock.reports.table import Table, markdown, named
 
 COMMAND = "flatrock report results/*.json --out docs/results.md"
 OTHERS = "other"  # runs of no protocol
@@ -187,7 +188,7 @@ def overview(rows: Sequence[Row], folders: Mapping[Hashable, str] = NOWHERE) -> 
     for name, row in zip(row_names(rows, folders), rows, strict=True):
         main = row.scores[row.main] if row.main else None
         cells = ("" if main is None else _cell(main, column) for column in columns)
-        lines.append((name, *cells, _time(row, _seconds(row.training["seconds_per_epoch"]), median=True)))
+        lines.append((name, *cells, epoch_time(row)))
     return Table(("recipe", *(column.name for column in columns), "s/epoch"), tuple(lines))
 
 
@@ -202,7 +203,7 @@ def measured(rows: Sequence[Row], protocol: Protocol) -> Table:
     labels, measures = {name: entry.label for name, entry in protocol.rows.items()}, _columns(rows, protocol)
     lines = []
     for row in rows:
-        head = (_label(row, labels), f"`{row.recipe}`", str(row.seed))
+        head = (label(row, labels), f"`{row.recipe}`", str(row.seed))
         if not row.scores:
             said = "FAILED" if row.status == "failed" else "not evaluated"
             lines.append((*head, said, *("" for _ in measures)))
@@ -222,39 +223,6 @@ def _columns(rows: Sequence[Row], protocol: Protocol) -> dict[str, Measure]:
     scores = [score for row in rows for score in row.scores.values()]
     tried = {name for score in scores for name in (score.right if protocol.published else score.figures)}
     return protocol.measured | {name: Measure(name=name, attacks=(name,)) for name in sorted(tried - known)}
-
-
-def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
-    """Held-out robust accuracy of the best and the last epoch, and what the run cost."""
-    lines = []
-    for row in rows:
-        ends = [row.selection.get(f"average_{end}", row.selection.get(end)) for end in ("best", "last")]
-        star = "*" if row.selection.get("data") == "test" else ""
-        said = ["" if end is None else f"{percent(end['robust'])}{star} ({end['epoch']})" for end in ends]
-        main = row.scores[row.main] if row.main else None
-        memory, elapsed = row.training.get("peak_memory_bytes"), row.training.get("elapsed")
-        lines.append(
-            (
-                _label(row, labels),
-                *said,
-                _time(row, _seconds(row.training["seconds_per_epoch"]), median=True),
-                _time(row, f"{row.training['seconds'] / 60:.1f}"),
-                _time(row, "" if elapsed is None else f"{elapsed / 60:.1f}"),
-                "not recorded" if memory is None else f"{memory / 2**30:.2f}",
-                ""
-                if main is None
-                else f"{sum(s for one in (main, *main.more) for s in one.seconds.values()) / 60:.1f}",
-            )
-        )
-    header = (
-        "held-out robust, best (epoch)",
-        "last (epoch)",
-        "s/epoch",
-        "training, min",
-        "in all, min",
-        "peak memory, GiB",
-    )
-    return Table(("method", *header, "evaluation, min"), tuple(lines))
 
 
 def _heads(measures: Mapping[str, Measure]) -> list[str]:
@@ -283,17 +251,3 @@ def drops(protocol: Protocol, rows: Sequence[Row], *, on_test: bool = False) -> 
         if any(g is not None for g in found):
             lines.append((f"{entry.label}{star}", *("" if g is None else points(g) for g in found)))
     return Table(("last - best", *_heads(protocol.measured)), tuple(lines))
-
-
-def _label(row: Row, labels: Mapping[str, str]) -> str:
-    return labels.get(row.recipe, row.recipe) + ("*" if row.on_test else "")
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _time(row: Row, told: str, *, median: bool = False) -> str:
-    """A time of training; in brackets if the GPU was not the run's own, for a median in half of its epochs or more."""
-    shared, watched = (row.training.get(key, 0) for key in ("shared_epochs", "watched_epochs"))
-    return f"({told})" if told and shared and (not median or 2 * shared >= watched) else told
