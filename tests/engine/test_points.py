@@ -58,6 +58,7 @@ def step(job: Job) -> dict[str, float]:
         ({"objective": {"name": "trades", "beta": 3}}, 4, [2 * 2 * SIZE] * 2),
         ({"objective": {"name": "trades", "beta": 3}, "flatness": ["rat", "trh"]}, 6, [3 * 2 * SIZE] * 2),
         ({"objective": {"name": "mart"}}, 3, [3 * 2 * SIZE]),
+        ({"objective": {"name": "at"}, "flatness": ["awp"]}, 4, [4 * SIZE] * 2),  # AWP's own gradient comes first
         ({"objective": {"name": "at"}, "train__clip_norm": 0.5}, 4, [4 * SIZE]),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -99,17 +99,18 @@ def _views(where: Mapping[str, Tensor], seen: Mapping[str, View], point: Point, 
     return Views(told.get("clean"), told.get("adv"), told.get("helper"), labels, ids)
 
 
-def _at_once(stage: Stage, points: Sequence[Point]) -> int:
-    """At how many points the passes are best made in one graph: one, to hold no more than its activations.
+def _groups(stage: Stage, passes: Sequence[str], points: Sequence[Point]) -> list[Sequence[Point]]:
+    """Points whose passes are made in one graph: each for itself, to hold no more than its activations.
 
     Compiled, several batches pass faster together than one by one. Groups are of one size, as each is compiled anew.
     """
-    runner, passes = stage.job.runner, stage.job.passes
+    size, runner = 1, stage.job.runner
     if len(set(passes)) == len(passes):
-        for size in (s for s in range(TOGETHER // len(passes), 1, -1) if len(points) % s == 0):
-            if runner.joins([seen_inputs(stage.x, point)[name] for point in points[:size] for name in passes]):
-                return size
-    return 1
+        for some in (n for n in range(TOGETHER // len(passes), 1, -1) if len(points) % n == 0):
+            if runner.joins([seen_inputs(stage.x, point)[name] for point in points[:some] for name in passes]):
+                size = some
+                break
+    return [points[begin : begin + size] for begin in range(0, len(points), size)]
 
 
 def decayed(model: nn.Module) -> list[nn.Parameter]:
@@ -117,18 +118,18 @@ def decayed(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.dim() > 1]
 
 
-def objective_gradients(stage: Stage, shift: Shift, points: Iterable[Point]) -> dict[str, Tensor]:
+def objective_gradients(stage: Stage, shift: Shift, points: Sequence[Point]) -> dict[str, Tensor]:
     """Gradient of the objective alone w.r.t. every parameter at w + shift; BatchNorm statistics are given back."""
     job, objective = stage.job, stage.objective
-    parameters = stage.trained()
+    parameters, passes = stage.trained(), tuple(dict.fromkeys(objective.passes))
     asked = [n for n, p in parameters.items() if p.requires_grad]
     with kept_buffers(job.model), nudged(job.model, shift):
-        total: Tensor | None = None
-        for point in points:
-            (views,) = run_passes(job.runner, tuple(dict.fromkeys(objective.passes)), stage.x, [point], stage.ids)
-            share = _weighted(objective.loss(views, stage.y).total, point.weight)
-            total = share if total is None else total + share
-        assert total is not None
+        shares = [
+            _weighted(objective.loss(views, stage.y).total, point.weight)
+            for group in _groups(stage, passes, points)
+            for point, views in zip(group, run_passes(job.runner, passes, stage.x, group, stage.ids), strict=True)
+        ]
+        total = sum(shares[1:], shares[0])
         made = torch.autograd.grad(total, [parameters[n] for n in asked], allow_unused=True)
     found = dict(zip(asked, made, strict=True))
     return job.team.mean_found({n: found.get(n) for n in parameters}, parameters, stage.share)
@@ -139,17 +140,15 @@ def descend(stage: Stage, points: Sequence[Point]) -> Descent:
     job = stage.job
     job.optimizer.zero_grad(set_to_none=True)
     losses: dict[str, Tensor] = {}
-    size = _at_once(stage, points)
-    for begin in range(0, len(points), size):
-        if begin == size:  # from now on gradients are added to what the first points left
+    for i, group in enumerate(_groups(stage, job.passes, points)):
+        if i == 1:  # from now on gradients are added to what the first points left
             job.runner.settle()
-        some, shares = points[begin : begin + size], []
-        for point, views in zip(some, run_passes(job.runner, job.passes, stage.x, some, stage.ids), strict=True):
+        shares = []
+        for point, views in zip(group, run_passes(job.runner, job.passes, stage.x, group, stage.ids), strict=True):
             parts = _with_flatness(stage, point, views)
             shares.append(_weighted(parts.total, point.weight))
             _add(losses, parts, point.weight)
-        total = shares[0] if size == 1 else torch.stack(shares).sum()
-        total.backward()  # type: ignore[no-untyped-call]
+        sum(shares[1:], shares[0]).backward()  # type: ignore[no-untyped-call]
     penalties = _weight_penalties(job)
     if penalties is not None:
         penalties.total.backward()  # type: ignore[no-untyped-call]
