@@ -149,13 +149,18 @@ def test_a_stopped_run_goes_on(
 
 
 @pytest.mark.parametrize(
-    "flatness", [[], [{"name": "rat", "eta": 0.2, "sigma": 0.01}]], ids=["atent", "atent and noise"]
+    "flatness",
+    [[], [{"name": "rat", "eta": 0.2, "sigma": 0.01}], [{"name": "awp", "gamma": 0.01}]],
+    ids=["atent", "atent and noise", "atent and awp"],
 )
-def test_fast_steps_on_several_points(make_recipe: MakeRecipe, tmp_path: Path, flatness: list[dict[str, Any]]) -> None:
-    """Every point of a walk leaves gradients, all of them are added; noise is the same in every engine."""
+@pytest.mark.parametrize("steps", [3, 4])
+def test_fast_steps_on_several_points(
+    make_recipe: MakeRecipe, tmp_path: Path, flatness: list[dict[str, Any]], steps: int
+) -> None:
+    """Points in one group, or in two: their gradients are added; noise is the same in every engine."""
     keys = {
         "objective": {"name": "trades", "beta": 3},
-        "attack": {"name": "langevin", "steps": 3},
+        "attack": {"name": "langevin", "steps": steps},
         "flatness": flatness,
     }
     reference = losses(build_job(make_recipe(**keys, **REFERENCE), folder=tmp_path / "a", device="cuda"), 6)
