@@ -204,20 +204,24 @@ class Result:
                 provenance=d["provenance"],
             )
             stated = [d["n"], *(d[name] for name in _COMPUTED)]
-            follows = [result.n, *(getattr(result, name) for name in _COMPUTED)]
-            near = {name: far <= d["threat"]["eps"] for name, far in result.distances.items()}
-            agree = all(torch.equal(result.flags[name], ~broken) for name, broken in near.items())
-            right, said, true = result.flags["clean"], result.predictions, result.labels
-            named = said is None or true is None or torch.equal(said[right], true[right])
+            doubt = result._contradiction(stated)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise StateError(f"{where} is not a flatrock result ({error}); evaluate again") from error
-        if stated != follows:
-            raise StateError(f"{where}: its accuracies do not follow from its flags; evaluate again")
-        if not agree:
-            raise StateError(f"{where}: its distances do not agree with its flags; evaluate again")
-        if not named:
-            raise StateError(f"{where}: its labels and predictions do not agree with its flags; evaluate again")
+        if doubt:
+            raise StateError(f"{where}: {doubt}; evaluate again")
         return result
+
+    def _contradiction(self, stated: Sequence[Any]) -> str:
+        """What of a stored result its values for each sample do not confirm; nothing if all of it."""
+        if stated != [self.n, *(getattr(self, name) for name in _COMPUTED)]:
+            return "its accuracies do not follow from its flags"
+        near = {name: far <= self.threat["eps"] for name, far in self.distances.items()}
+        if not all(torch.equal(self.flags[name], ~broken) for name, broken in near.items()):
+            return "its distances do not agree with its flags"
+        right, said, true = self.flags["clean"], self.predictions, self.labels
+        if said is not None and true is not None and not torch.equal(said[right], true[right]):
+            return "its labels and predictions do not agree with its flags"
+        return ""
 
 
 def read_result(file: Path) -> Result:

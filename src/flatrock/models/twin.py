@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
@@ -105,30 +105,17 @@ class Twin(nn.Module, Replayer):
 
     def follow(self, shift: Mapping[str, Tensor] | None = None) -> None:
         """Take over the weights, plus what `shift` has for them by name, and the statistics the network has now."""
-        shift = shift or {}
         model = self._source[0]
-        now = [(mine, tensors[name]) for mine, tensors, name in self._pairs]
+        now = [(mine, held[name]) for mine, held, name in self._pairs]
         folds = [(fold, weight["weight"], None if bias is None else bias["bias"]) for fold, weight, bias in self._folds]
-        # By identity: a tensor that layers share has one name in the shift.
-        names = {id(p): name for name, p in model.named_parameters() if name in shift} if shift else {}
-        there = [tensor for _, tensor in now] + [t for _, *both in folds for t in both if t is not None]
-        copied = {names[id(tensor)] for tensor in there if id(tensor) in names}
-
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor + shift[names[id(tensor)]] if id(tensor) in names else tensor
-
-        with torch.no_grad(), nudged(model, {name: shift[name] for name in shift if name not in copied}):
+        moved = _Moved(model, shift or {})
+        copied = [*(tensor for _, tensor in now), *(t for _, *both in folds for t in both if t is not None)]
+        with torch.no_grad(), nudged(model, moved.rest(copied)):
             follow(self._affines, self._norms)
-            alike = [(mine, t) for mine, t in now if mine.shape == t.shape and id(t) not in names]
-            if alike:  # all in one launch
-                torch._foreach_copy_([mine for mine, _ in alike], [t for _, t in alike])
-            for wide, tensor in now:
-                if wide.shape != tensor.shape or id(tensor) in names:
-                    # A padded convolution follows in its first channels.
-                    (wide if wide.shape == tensor.shape else wide[:, : tensor.shape[1]]).copy_(moved(tensor))
+            _copy(now, moved)
             turn([m.turned for m in self._turned], [m.weight for m in self._turned])
             # With a shift one after the other: moved weights of all layers at once would be as large as the network.
-            for some in [[each] for each in folds] if names else [folds]:
+            for some in [[each] for each in folds] if moved.any else [folds]:
                 refold(
                     [fold for fold, _, _ in some],
                     [moved(weight) for _, weight, _ in some],
@@ -218,6 +205,46 @@ def probe_inputs(model: Classifier) -> Tensor:
     tensor = next(model.parameters())
     x = torch.rand(COMPARED, *model.input_shape, generator=Seed(0).child("twin").generator())
     return x.to(device=tensor.device, dtype=tensor.dtype)
+
+
+class _Moved:
+    """The tensors of a network plus a shift by name, added while they are copied: it need not be moved for that.
+
+    Tensors are told by identity: one that layers share has one name in the shift.
+    """
+
+    def __init__(self, model: nn.Module, shift: Mapping[str, Tensor]) -> None:
+        self._shift = shift
+        self._names = {id(p): name for name, p in model.named_parameters() if name in shift} if shift else {}
+
+    @property
+    def any(self) -> bool:
+        """Whether anything moves."""
+        return bool(self._names)
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether this tensor moves."""
+        return id(tensor) in self._names
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor + self._shift[self._names[id(tensor)]] if self.has(tensor) else tensor
+
+    def rest(self, copied: Iterable[Tensor]) -> dict[str, Tensor]:
+        """What moves tensors that are not among the copied ones."""
+        names = {self._names[id(tensor)] for tensor in copied if self.has(tensor)}
+        return {name: added for name, added in self._shift.items() if name not in names}
+
+
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]], moved: _Moved) -> None:
+    """Copy the second of each pair, moved, into the first: those that stay as they are all in one launch."""
+    alike = [(mine, tensor) for mine, tensor in pairs if mine.shape == tensor.shape and not moved.has(tensor)]
+    if alike:
+        torch._foreach_copy_([mine for mine, _ in alike], [tensor for _, tensor in alike])
+    for mine, tensor in pairs:
+        if mine.shape != tensor.shape:  # a padded convolution follows in its first channels
+            mine[:, : tensor.shape[1]].copy_(moved(tensor))
+        elif moved.has(tensor):
+            mine.copy_(moved(tensor))
 
 
 def _first_is_padded(inner: nn.Module) -> bool:

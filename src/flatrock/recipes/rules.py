@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -134,29 +135,40 @@ def _flatness(draft: Draft) -> None:
 
 def _companions(draft: Draft, made: dict[str, Flatness]) -> None:
     """The methods get along with each other, the objective, the engine, the size of batches and the optimizer."""
-    movers = [name for name, m in made.items() if m.moves_weights]
-    if len(movers) > 1:
-        draft.note(f"flatness: {' and '.join(movers)} both move the weights the loss sees; keep one of them")
-    if len(averaging := [name for name, m in made.items() if m.averages]) > 1:
-        draft.note(f"flatness: {' and '.join(averaging)} both keep an average; keep one of them")
-    if draft.objective is not None and draft.objective.inner_loss == "none":
-        for name in [n for n, m in made.items() if m.needs_attack]:
-            draft.note(f"flatness {name}: it needs adversarial inputs, and the objective makes none; use at or trades")
-    engine = draft.get("engine", EngineKeys)
-    if engine is not None and (engine.precision == "bfloat16" or engine.compile is True):
-        for name in [n for n, m in made.items() if m.needs_reference]:
-            draft.note(
-                f"flatness {name}: it differentiates the network itself; set engine: {{}} (float32, not compiled)"
-            )
-    if getattr(draft.get("train", Train), "micro_batch", None) is not None:
-        for name in [n for n, m in made.items() if m.takes_whole_batch]:
-            draft.note(f"flatness {name}: it runs the network on the whole batch itself; leave out train.micro_batch")
-    if getattr(draft.optimizer, "inner_loops", 1) > 1:
-        for name in [n for n in movers if not made[n].steps_inside]:
-            draft.note(
-                f"flatness {name}: step 'after' puts the weights back before the optimizer's inner loop has "
-                "asked for its gradients there; use step: inside"
-            )
+    for what, names in (
+        ("move the weights the loss sees", [n for n, m in made.items() if m.moves_weights]),
+        ("keep an average", [n for n, m in made.items() if m.averages]),
+    ):
+        if len(names) > 1:
+            draft.note(f"flatness: {' and '.join(names)} both {what}; keep one of them")
+    engine, train = draft.get("engine", EngineKeys), draft.get("train", Train)
+    fast = engine is not None and (engine.precision == "bfloat16" or engine.compile is True)
+    refused: Sequence[tuple[bool, Callable[[Flatness], bool], str]] = (
+        (
+            draft.objective is not None and draft.objective.inner_loss == "none",
+            lambda m: m.needs_attack,
+            "it needs adversarial inputs, and the objective makes none; use at or trades",
+        ),
+        (
+            fast,
+            lambda m: m.needs_reference,
+            "it differentiates the network itself; set engine: {} (float32, not compiled)",
+        ),
+        (
+            train is not None and train.micro_batch is not None,
+            lambda m: m.takes_whole_batch,
+            "it runs the network on the whole batch itself; leave out train.micro_batch",
+        ),
+        (
+            getattr(draft.optimizer, "inner_loops", 1) > 1,
+            lambda m: m.moves_weights and not m.steps_inside,
+            "step 'after' puts the weights back before the optimizer's inner loop has asked for its gradients there; "
+            "use step: inside",
+        ),
+    )
+    for applies, minds, why in refused:
+        for name in [n for n, m in made.items() if applies and minds(m)]:
+            draft.note(f"flatness {name}: {why}")
 
 
 def _schedule(draft: Draft) -> None:
