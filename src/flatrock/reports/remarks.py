@@ -15,19 +15,10 @@ def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, 
     said: dict[str, list[str]] = {}
     names = [f"{labels.get(row.recipe, row.recipe)}{'*' if row.on_test else ''} (seed {row.seed})" for row in rows]
     for name, row in zip(names, rows, strict=True):
-        texts = [f"changed, {'; '.join(row.changes)}; not compared"] if row.changes and not row.on_test else []
-        texts += [f"{ON_TEST}; compared with papers that chose so, marked `*`"] if row.on_test else []
-        if row.status != "finished":
-            texts.append(f"{row.status}{f', {row.reason}' if row.reason else ''}; not compared")
-        note = notes.get(row.recipe)
-        noted = note.text if note is not None and note.of(row) else ""
-        for text in (*texts, *row.findings, *filter(None, [noted.strip().rstrip(".")])):
+        for text in _of_run(row, notes.get(row.recipe)):
             said.setdefault(text, []).append(name)
-        for checkpoint, score in row.scores.items():
-            for one in (score, *score.more):
-                further = f" further{f' at {one.where}' if one.where else ''}" if one is not score else ""
-                for text in one.findings:
-                    said.setdefault(text, []).append(f"{name} {checkpoint.replace('-', ' ')}{further}")
+        for where, text in _of_scores(row):
+            said.setdefault(text, []).append(f"{name} {where}")
     lines = [f"- {who}: {text}." for who, text in told_once(said, names)]
     parts = ["\n".join(lines)] if lines else []
     if any(score.marks for row in rows for score in row.scores.values()):
@@ -36,6 +27,26 @@ def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, 
     if sizes:
         parts.append(f"Accuracies are of {' and of '.join(f'{n:,}' for n in sizes)} test images.")
     return [*parts, _origin(rows)]
+
+
+def _of_run(row: Row, note: Note | None) -> list[str]:
+    """What changed, how it ended, what was found in training, and the note on it."""
+    texts = [f"changed, {'; '.join(row.changes)}; not compared"] if row.changes and not row.on_test else []
+    texts += [f"{ON_TEST}; compared with papers that chose so, marked `*`"] if row.on_test else []
+    if row.status != "finished":
+        texts.append(f"{row.status}{f', {row.reason}' if row.reason else ''}; not compared")
+    noted = note.text.strip().rstrip(".") if note is not None and note.of(row) else ""
+    return [*texts, *row.findings, *([noted] if noted else [])]
+
+
+def _of_scores(row: Row) -> list[tuple[str, str]]:
+    """Which evaluation, and what was found in it."""
+    found = []
+    for checkpoint, score in row.scores.items():
+        for one in (score, *score.more):
+            further = f" further{f' at {one.where}' if one.where else ''}" if one is not score else ""
+            found += [(f"{checkpoint.replace('-', ' ')}{further}", text) for text in one.findings]
+    return found
 
 
 def told_once(said: Mapping[str, Sequence[str]], everyone: Sequence[str]) -> list[tuple[str, str]]:
