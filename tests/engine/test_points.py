@@ -59,6 +59,7 @@ def step(job: Job) -> dict[str, float]:
         ({"objective": {"name": "trades", "beta": 3}, "flatness": ["rat", "trh"]}, 6, [3 * 2 * SIZE] * 2),
         ({"objective": {"name": "mart"}}, 3, [3 * 2 * SIZE]),
         ({"objective": {"name": "at"}, "flatness": ["awp"]}, 4, [4 * SIZE] * 2),  # AWP's own gradient comes first
+        ({"objective": {"name": "at"}, "flatness": ["awp"]}, 10, [5 * SIZE] * 4),
         ({"objective": {"name": "at"}, "train__clip_norm": 0.5}, 4, [4 * SIZE]),
     ],
 )
@@ -118,3 +119,55 @@ def test_one_by_one_in_parts_and_where_rows_depend_on_each_other(
     step(tossed)
     assert compiler.rows == [SIZE] * 4
     assert list(tossed.runner.findings) == ["T04"]
+    assert "passes at several points of a walk are compiled one by one" in tossed.runner.findings["T04"]
+
+
+class Held:
+    """How many bytes graphs hold at once, at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def __enter__(self) -> Held:
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept.tensor)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        held = self
+
+        class Kept:
+            def __init__(self) -> None:
+                self.tensor = tensor
+                held.now += tensor.nbytes
+                held.most = max(held.most, held.now)
+
+            def __del__(self) -> None:
+                held.now -= tensor.nbytes
+
+        return Kept()
+
+
+@pytest.mark.parametrize(("fast", "batches"), [(False, 1), (True, 5)])
+@pytest.mark.parametrize("flatness", [[], ["awp"]])
+def test_no_more_graphs_are_held_than_share_one(
+    make_job: MakeJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flatness: list[str],
+    fast: bool,
+    batches: int,
+) -> None:
+    """AWP's own gradient included: ten points take what one takes, or five if they are compiled."""
+    Compiler(monkeypatch)
+    most = {}
+    for steps in (1, 10):
+        keys: dict[str, Any] = {"attack": walk(steps), "train__batch_size": SIZE, "flatness": flatness}
+        job = make_job(tmp_path / f"{steps}", **keys)
+        with Held() as held:
+            step(compiled(job) if fast else job)
+        most[steps] = held.most
+    assert most[10] <= 1.3 * batches * most[1]

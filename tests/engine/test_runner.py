@@ -216,6 +216,22 @@ def test_a_compiler_that_fails_later_is_told_about(monkeypatch: pytest.MonkeyPat
     assert runner.told == ""
 
 
+def test_want_of_memory_is_no_fault_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes take no less as they are; a run that ends names the cure, one that crawls does not."""
+
+    def compiler(work: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def compiled(*passes: Tensor) -> Any:
+            raise torch.OutOfMemoryError("no room")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    runner = Runner(create_model("digits_cnn", num_classes=10), Engine(compile=True), size=6)
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.view(inputs())
+    assert runner.findings == {}
+
+
 def test_a_pass_does_not_change_what_an_earlier_one_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA graphs do, this compiler returns the same memory every time."""
     memory: list[Any] = []

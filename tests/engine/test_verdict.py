@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from flatrock.core.neighbours import Lookout
 from flatrock.core.progress import Silent
 from flatrock.core.runs import EpochRecord
+from flatrock.core.team import Team
 from flatrock.engine import loop
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import Job, ProbeOutcome
@@ -184,13 +186,18 @@ def test_a_run_without_doubts_says_nothing(make_job: MakeJob, tmp_path: Path) ->
 
 
 class Crowd(Lookout):
-    """Sees one more process every time."""
+    """Sees one more process every time, once it looks."""
 
     count = 0
+    looks = False
+
+    def __enter__(self) -> Crowd:
+        self.looks = True
+        return self
 
     def seen(self) -> int | None:
         self.count += 1
-        return self.count
+        return self.count if self.looks else None
 
 
 def test_a_run_records_who_computed_beside_it(
@@ -203,3 +210,10 @@ def test_a_run_records_who_computed_beside_it(
     (text,) = [line for line in told.said if line.startswith("T11")]
     assert "up to 2 other processes had the same GPU open in 2 of 2 epochs" in text
     assert text in run.findings
+
+
+def test_who_began_the_processes_of_a_run_is_nobody_else(make_job: MakeJob, tmp_path: Path) -> None:
+    """Alone a run is its own process; of several, the one that began them may have used the GPU before."""
+    job = make_job(tmp_path / "run")
+    assert loop._lookout(job)._root == os.getpid()
+    assert loop._lookout(replace(job, team=Team(0, 2)))._root == os.getppid()

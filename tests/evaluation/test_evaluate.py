@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import L2, Linf
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, evaluate
+
+# The package has a function of the same name.
+evaluate_module = importlib.import_module("flatrock.evaluation.evaluate")
 
 
 class Net(nn.Module):
@@ -65,15 +70,46 @@ def test_robust_is_the_worst_case_of_each_sample() -> None:
     assert result.robust <= min(result.per_attack.values()) < max(result.per_attack.values()) < result.clean
 
 
-@pytest.mark.parametrize(("seen", "told"), [(2, 2), (0, 0), (None, "nothing")])
+class Looks(Lookout):
+    """Sees these numbers of processes, one after the other, while it looks."""
+
+    numbers: ClassVar[list[int | None]]
+    looks = False
+
+    def __enter__(self) -> Looks:
+        self.looks = True
+        return self
+
+    def seen(self) -> int | None:
+        return self.numbers.pop(0) if self.looks and self.numbers else None
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"), [([None, 2], 2), ([3, 0, None], 3), ([0], 0), ([None], "nothing"), ([], "nothing")]
+)
 def test_a_result_tells_who_else_had_the_gpu_open(
-    monkeypatch: pytest.MonkeyPatch, seen: int | None, told: int | str
+    monkeypatch: pytest.MonkeyPatch, seen: list[int | None], told: int | str
 ) -> None:
-    """Nothing of that where nobody can look, as on a CPU."""
-    monkeypatch.setattr(Lookout, "seen", lambda self: seen)
+    """The most there were; nothing of that where nobody can look, as on a CPU."""
+    monkeypatch.setattr(evaluate_module, "Lookout", Looks)
+    monkeypatch.setattr(Looks, "numbers", seen, raising=False)
     x, y = data(6)
     result = evaluate(Net(), x, y, THREAT, attacks=["fgsm"])
     assert result.provenance.get("neighbours", "nothing") == told
+
+
+def test_a_resumed_result_tells_who_was_there_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its seconds are those of both processes, so its neighbours are, too."""
+    monkeypatch.setattr(evaluate_module, "Lookout", Looks)
+    monkeypatch.setattr(Looks, "numbers", [2], raising=False)
+    x, y = data(30)
+    asked: dict[str, Any] = {"attacks": ["fgsm", "pgd-3"], "batch_size": 8, "journal": tmp_path / "part"}
+    evaluate(Net(), x, y, THREAT, **asked)
+    last = max((tmp_path / "part").glob("chunk-*"))
+    last.unlink()
+    Looks.numbers = [0]
+    resumed = evaluate(Net(), x, y, THREAT, resume=True, **asked)
+    assert resumed.provenance["neighbours"] == 2
 
 
 def test_clean_accuracy_is_that_of_a_plain_pass() -> None:

@@ -50,7 +50,7 @@ def test_notes_beside_the_file_are_on_the_page_once(tmp_path: Path) -> None:
 
 def test_a_note_may_be_of_one_seed(tmp_path: Path) -> None:
     runs = [fake_run(tmp_path / s, "cifar10_short_at", FOUND, overrides={"seed": int(s)}) for s in "01"]
-    (tmp_path / "notes.yaml").write_text("cifar10_short_at: {text: two at once., seed: 1, times: shared}")
+    (tmp_path / "notes.yaml").write_text("cifar10_short_at: {text: two at once., seed: 1, shared: [training]}")
     page, _ = reported(tmp_path, *runs)
     assert "- AT (seed 1): two at once." in page.splitlines()
     assert sorted(line.split(" | ")[3] for line in page.splitlines() if "(2)" in line) == ["(7.00)", "7.00"]
@@ -62,7 +62,7 @@ def test_times_of_a_shared_gpu_are_in_brackets(tmp_path: Path) -> None:
     for path, seen in ((runs[0], (0, 1, 2)), (runs[3], (0, 1, 0))):
         run = RunFolder(path)
         run.rewrite([replace(r, neighbours=n) for r, n in zip(run.run().records, seen, strict=True)])
-    (tmp_path / "notes.yaml").write_text("cifar10_short_alp: {text: two at once., times: shared}")
+    (tmp_path / "notes.yaml").write_text("cifar10_short_alp: {text: two at once., shared: [training]}")
     page, _ = reported(tmp_path, *runs)
     times = {line.split(" | ")[0]: line.split(" | ")[3:6] for line in page.splitlines() if "(2)" in line}
     assert times["| AT"] == times["| ALP"] == ["(7.00)", "(1.2)", "(2.5)"]
@@ -80,6 +80,13 @@ def test_minutes_of_an_evaluation_beside_others_are_in_brackets(tmp_path: Path, 
     """A further one counts: its minutes are in the sum."""
     recipes = ("cifar10_trades_linf", "cifar10_trades_awp_linf")
     runs = [fake_run(tmp_path, recipe, FOUND) for recipe in recipes]
+    (tmp_path / "notes.yaml").write_text("cifar10_trades_awp_linf: {text: beside others., shared: [evaluation]}")
+    page, _ = reported(tmp_path, *runs)
+    assert [line.split(" | ")[5:] for line in page.splitlines() if "(2)" in line] == [
+        ["2.5", "not recorded", "3.5 |"],
+        ["2.5", "not recorded", "(3.0) |"],
+    ]
+    (tmp_path / "notes.yaml").unlink()
     file = runs[0] / name
     result = read_result(file)
     file.write_text(replace(result, provenance={**result.provenance, "neighbours": 1}).to_json())
@@ -94,8 +101,9 @@ def test_minutes_of_an_evaluation_beside_others_are_in_brackets(tmp_path: Path, 
     [
         ("digits_at: 3", "not a text"),
         ("- digits_at", "AttributeError"),
-        ("digits_at: {times: shared}", "not a text, nor text:"),
-        ("digits_at: {text: two at once, times: halved}", "can be shared, or left out"),
+        ("digits_at: {shared: [training]}", "not a text, nor text:"),
+        ("digits_at: {text: two at once, shared: [sleep]}", "a list of training and evaluation"),
+        ("digits_at: {text: two at once, shared: training}", "a list of training and evaluation"),
         ("digits_at: {text: two at once, time: shared}", "has 'time'"),
         ("digits_at: {text: two at once, seed: all}", "not a whole number"),
     ],

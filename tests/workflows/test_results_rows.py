@@ -43,14 +43,19 @@ def same(a: Row, b: Row) -> bool:
 
 
 def test_a_row_tells_in_how_many_epochs_others_had_the_gpu_open(tmp_path: Path) -> None:
-    """Nothing of that if nobody looked; between two looks it is as the first of them saw it."""
+    """Nothing of that if nobody looked; between two looks, no long time, it is as the first of them saw it."""
     path = fake_run(tmp_path, NAME, FOUND)
     assert not {"shared_epochs", "watched_epochs"} & collect_run(path).training.keys()
     run = RunFolder(path)
     for looks, shared, watched in [((None, 0, 2), 1, 2), ((2, None, 0), 2, 3), ((0, None, None), 0, 3)]:
-        run.rewrite([replace(r, neighbours=n) for r, n in zip(run.run().records, looks, strict=True)])
+        records = zip(run.run().records, looks, strict=True)
+        run.rewrite([replace(r, neighbours=n, elapsed=10.0 * r.epoch) for r, n in records])
         training = collect_run(path).training
         assert (training["shared_epochs"], training["watched_epochs"]) == (shared, watched)
+    ends = {1: 10.0, 2: 69.0, 3: 71.0}  # a minute later nobody knows any more
+    run.rewrite([replace(r, neighbours=2 if r.epoch == 1 else None, elapsed=ends[r.epoch]) for r in run.run().records])
+    training = collect_run(path).training
+    assert (training["shared_epochs"], training["watched_epochs"]) == (2, 2)
 
 
 def test_a_row_holds_what_the_run_says(tmp_path: Path) -> None:

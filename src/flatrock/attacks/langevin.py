@@ -94,7 +94,8 @@ class Langevin:
         if self.average == 1:
             return (Point(walk[0]),)
         weights = (self.average * (1 - self.average) ** (self.steps - k) for k in range(1, self.steps + 1))
-        return tuple(Point(x_adv, share) for x_adv, share in zip(walk, weights, strict=True))
+        # Contiguous: a layout of its own would be compiled for itself.
+        return tuple(Point(x_adv.contiguous(), share) for x_adv, share in zip(walk, weights, strict=True))
 
     @property
     def points(self) -> int:
@@ -125,13 +126,13 @@ class Langevin:
         noises = [gen.child("noise", k).normal(x) for k in range(1, self.steps + 1)] if self.noise else []
 
         def walk(x: Tensor, x_adv: Tensor, y: Tensor, *noises: Tensor) -> Tensor:
-            aim, found = _aim(model, y), []
+            aim, found = _aim(model, y), list[Tensor]()
             for k in range(self.steps):
                 grad, _ = aim.gradient(x_adv)
                 noise = noises[k] if noises else None
                 x_adv = self._moved(x, x_adv, grad, threat, noise, last=k == self.steps - 1)
-                found.append(x_adv)
-            return torch.stack(found[-keep:], 1)
+                found = [*found, x_adv][-keep:]
+            return torch.stack(found, 1)
 
         if isinstance(model, Replayer):
             return model.whole((self, threat, keep), walk, x, start, y, *noises)

@@ -75,7 +75,7 @@ def _of_memory(job: Job, error: Exception) -> str:
         return ""
     gpus = torch.cuda.device_count() if job.device.type == "cuda" and job.team.alone else 1
     share = f", or share batches among {gpus} GPUs with --device all" if gpus > 1 else ""
-    return f" from {job.recipe['train']['batch_size']}{share}"
+    return f" from {job.recipe['train']['batch_size']}, or say train.micro_batch, for parts that fit{share}"
 
 
 def trace_of(error: Exception) -> str:

@@ -100,7 +100,7 @@ def _views(where: Mapping[str, Tensor], seen: Mapping[str, View], point: Point, 
 
 
 def _groups(stage: Stage, passes: Sequence[str], points: Sequence[Point]) -> list[Sequence[Point]]:
-    """Points whose passes are made in one graph: each for itself, to hold no more than its activations.
+    """Points whose passes share a graph, whose activations are held at once: each for itself, unless compiled.
 
     Compiled, several batches pass faster together than one by one. Groups are of one size, as each is compiled anew.
     """
@@ -123,15 +123,19 @@ def objective_gradients(stage: Stage, shift: Shift, points: Sequence[Point]) -> 
     job, objective = stage.job, stage.objective
     parameters, passes = stage.trained(), tuple(dict.fromkeys(objective.passes))
     asked = [n for n, p in parameters.items() if p.requires_grad]
+    found: dict[str, Tensor] = {}
+    groups = _groups(stage, passes, points)
     with kept_buffers(job.model), nudged(job.model, shift):
-        shares = [
-            _weighted(objective.loss(views, stage.y).total, point.weight)
-            for group in _groups(stage, passes, points)
-            for point, views in zip(group, run_passes(job.runner, passes, stage.x, group, stage.ids), strict=True)
-        ]
-        total = sum(shares[1:], shares[0])
-        made = torch.autograd.grad(total, [parameters[n] for n in asked], allow_unused=True)
-    found = dict(zip(asked, made, strict=True))
+        for group in groups:
+            shares = [
+                _weighted(objective.loss(views, stage.y).total, point.weight)
+                for point, views in zip(group, run_passes(job.runner, passes, stage.x, group, stage.ids), strict=True)
+            ]
+            made = torch.autograd.grad(sum(shares[1:], shares[0]), [parameters[n] for n in asked], allow_unused=True)
+            there = {name: grad for name, grad in zip(asked, made, strict=True) if grad is not None}
+            if len(groups) > 1:  # out of the memory of compiled passes, which the next group overwrites
+                there = {name: found[name] + g if name in found else g.clone() for name, g in there.items()}
+            found |= there
     return job.team.mean_found({n: found.get(n) for n in parameters}, parameters, stage.share)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatrock.core.borrow import frozen, kept_buffers, mode, nudged
+from flatrock.core.device import memory_is_short
 from flatrock.core.errors import in_words
 from flatrock.core.hooks import Shift
 from flatrock.core.types import View
@@ -103,10 +104,17 @@ class Runner:
             return self._passes(*inputs)
         compiled = self._compiled or _compiled(self._passes)
         way = self._joint(inputs)
+        if way is None:
+            self.findings["T04"] = (
+                "passes are compiled as the network makes them, one by one: as one, or with BatchNorm and ReLU as "
+                "one operation, they would be something else, or fail"
+            )
         try:  # every time: another mode, or weights that need no gradient, are compiled when they come
             with nullcontext() if self._compiled else _untold():
                 seen = compiled(*inputs) if way is None else way.passes(compiled, inputs)
         except Exception as error:
+            if memory_is_short(error):  # not compiled, the passes take no less
+                raise
             self.findings["T01"] = f"the network is not compiled ({in_words(error)})"
             self._compiled = None
             return self._passes(*inputs)
@@ -119,7 +127,12 @@ class Runner:
 
         Not if the rows that go through at once are limited: who does that is short of memory.
         """
-        return self.most is None and self._compiles(inputs) and self._joint(inputs) is not None
+        if self.most is not None or not self._compiles(inputs):
+            return False
+        if self._joint(inputs) is None:
+            several = "passes at several points of a walk are compiled one by one: as one they would be something else"
+            self.findings.setdefault("T04", several)
+        return self._joint(inputs) is not None
 
     def _compiles(self, inputs: Sequence[Tensor]) -> bool:
         """Another size would be compiled anew; the last batch of an epoch is not worth that."""
@@ -131,11 +144,6 @@ class Runner:
         if len(inputs) not in self._joints:
             with _tuning(False):  # of sizes that do not come again
                 self._joints[len(inputs)] = joint(self.model, inputs)
-            if self._joints[len(inputs)] is None:
-                self.findings["T04"] = (
-                    "passes are compiled as the network makes them, one by one: as one, or with BatchNorm and ReLU as "
-                    "one operation, they would be something else, or fail"
-                )
         return self._joints[len(inputs)]
 
     @contextmanager

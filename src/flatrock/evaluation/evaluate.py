@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from flatrock.evaluation.outlook import outlook
 from flatrock.evaluation.plans import Step, described, make_plan, with_transfer
 from flatrock.evaluation.setting import at_work, choose_crafting
 from flatrock.evaluation.surrogate import check_answers, check_surrogate
-from flatrock.evaluation.tally import Tally
+from flatrock.evaluation.tally import NEIGHBOURS, Tally
 
 DEFAULT_ATTACKS = ("pgd-20", "cw-20")
 PRECISIONS = ("auto", "full", "half")
@@ -91,14 +92,14 @@ def evaluate(
             return known
         kept = journaled(journal, identity, others, resume=resume, doubt=doubt, keep_adversarial=keep_adversarial)
         with kept as store, crew(exam, devices, attacks, classes, precision=precision, crafted=crafted) as workers:
-            _run(exam, steps, tally, store, progress, workers)
+            _run(exam, steps, tally, store, progress, workers, lookout)
             findings += doubts_after(steps, tally, classes=classes) + (doubts_deep(exam, tally) if doubt else [])
             found = {**tally.kept(), "ids": exam.ids, "marks": marks}
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
         attacks={s.label: described(s.attack, threat) for s in steps},
         findings=tuple(findings),
-        provenance=_certificate(exam, seed, crafted, told | shared_by(devices) | _beside(lookout)),
+        provenance=_certificate(exam, seed, crafted, told | shared_by(devices) | _beside(tally, lookout)),
         **found,
     )
 
@@ -112,10 +113,16 @@ def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any])
     return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(exam.surrogate.inner)}}
 
 
-def _beside(lookout: Lookout) -> dict[str, int]:
-    """How many others were seen to have the GPU open, if somebody could look."""
+def _beside(tally: Tally, lookout: Lookout) -> dict[str, int]:
+    """The most others that were seen to have the GPU open, also before a resumption; nothing if nobody could look."""
+    seen = [*tally.neighbours, *_since(lookout).values()]
+    return {NEIGHBOURS: int(max(seen))} if seen else {}
+
+
+def _since(lookout: Lookout) -> dict[str, float]:
+    """The same since this was last asked."""
     seen = lookout.seen()
-    return {} if seen is None else {"neighbours": seen}
+    return {} if seen is None else {NEIGHBOURS: seen}
 
 
 def _voted(exam: Exam) -> dict[str, int]:
@@ -211,7 +218,13 @@ def _usual_batch(devices: Sequence[torch.device]) -> int:
 
 
 def _run(
-    exam: Exam, steps: Sequence[Step], tally: Tally, store: Journal, listener: Progress | None, workers: Crew | None
+    exam: Exam,
+    steps: Sequence[Step],
+    tally: Tally,
+    store: Journal,
+    listener: Progress | None,
+    workers: Crew | None,
+    lookout: Lookout,
 ) -> None:
     """Every step on its candidates, batch by batch; what the journal holds is not computed again."""
     progress, devices = listener or Silent(), 1 if workers is None else workers.devices
@@ -220,7 +233,7 @@ def _run(
         left = len(rows)
         tally.begin(step, measured=exam.measures(step) is not None)
         progress.begin(f"evaluating {step.label}", len(rows))
-        for chunk in _chunks(exam, step, rows, store, workers):
+        for chunk in _chunks(exam, step, rows, store, workers, lookout):
             tally.add(step, chunk)
             tally.add_rounded(exam, step, chunk)
             left -= len(chunk.rows)
@@ -229,7 +242,9 @@ def _run(
         progress.end()
 
 
-def _chunks(exam: Exam, step: Step, rows: Tensor, store: Journal, workers: Crew | None) -> Iterator[Chunk]:
+def _chunks(
+    exam: Exam, step: Step, rows: Tensor, store: Journal, workers: Crew | None, lookout: Lookout
+) -> Iterator[Chunk]:
     """The batches of a step in the order of their rows: from the journal, or made and put there."""
     while len(rows):
         chunk = store.replay(step.label, rows)
@@ -238,6 +253,7 @@ def _chunks(exam: Exam, step: Step, rows: Tensor, store: Journal, workers: Crew 
             rows = rows[len(chunk.rows) :]
             continue
         for made in [exam.attempt(step, rows)] if workers is None else workers.attempts(step, rows):
-            store.keep(made)
-            yield made
-            rows = rows[len(made.rows) :]
+            seen = replace(made, numbers={**made.numbers, **_since(lookout)})
+            store.keep(seen)
+            yield seen
+            rows = rows[len(seen.rows) :]

@@ -18,6 +18,7 @@ from flatrock.evaluation.plans import Step
 
 COUNTED = ("seconds", "forwards", "backwards")
 QUERIES = "queries"
+NEIGHBOURS = "neighbours"  # other processes with the same GPU open, of chunks in whose time somebody looked
 LEVELS = 255
 
 
@@ -36,6 +37,7 @@ class Tally:
         self.plans: dict[str, tuple[str, ...]] = {}
         self.no_answer: dict[str, int] = {}
         self.disputed = 0
+        self.neighbours: list[float] = []
         self.adversarial = None if x is None else x.detach().cpu().clone()
         self.rounded = self._clean.clone()
 
@@ -80,6 +82,7 @@ class Tally:
             cost[QUERIES] += chunk.numbers[QUERIES]
         self.no_answer[step.label] += int(chunk.numbers["no_answer"])
         self.disputed += int(chunk.numbers["disputed"])
+        self.neighbours += [chunk.numbers[NEIGHBOURS]] if NEIGHBOURS in chunk.numbers else []
         self.flags[step.label][chunk.rows] = chunk.right
         worst = self.margins["worst"]
         # Logits that are no answer have no margin (nor could JSON hold it): 0, and never more for a broken sample.

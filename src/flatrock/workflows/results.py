@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
+from flatrock.core.neighbours import ASKED_EVERY
 from flatrock.core.progress import Progress
 from flatrock.core.records import Result
 from flatrock.core.rows import Row, Score, chosen_on_test
@@ -83,13 +85,16 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
 def _shared(run: Run) -> dict[str, int]:
     """Of how many epochs is known who else had the GPU open, and in how many of them others had.
 
-    Somebody looks every half minute: an epoch without a look is taken for what the last one before it saw.
+    Somebody looks every half minute: an epoch without a look is taken for what the last one before it saw, unless that
+    is so long ago that nobody looked any more.
     """
-    seen = list[int]()
+    seen, looked = list[int](), -inf
     for record in run.records:
+        now = record.elapsed or 0.0
         if record.neighbours is not None:
             seen.append(record.neighbours)
-        elif seen:
+            looked = now
+        elif now - looked < 2 * ASKED_EVERY:
             seen.append(seen[-1])
     return {"watched_epochs": len(seen), "shared_epochs": sum(map(bool, seen))} if seen else {}
 
