@@ -102,7 +102,7 @@ def _views(where: Mapping[str, Tensor], seen: Mapping[str, View], point: Point, 
 def _groups(stage: Stage, passes: Sequence[str], points: Sequence[Point]) -> list[Sequence[Point]]:
     """Points whose passes share a graph, whose activations are held at once: each for itself, unless compiled.
 
-    Compiled, several batches pass faster together than one by one. Groups are of one size, as each is compiled anew.
+    Compiled, several batches make fewer and larger kernels. Groups are of one size, as each is compiled anew.
     """
     size, runner = 1, stage.job.runner
     if len(set(passes)) == len(passes):
