@@ -178,3 +178,15 @@ def test_results_of_other_weights_are_passed_over(runs: list[Path]) -> None:
     assert f"- {runs[0]}: result-best-x.json (of other weights), result-best-y.json\n" in done.output
     asked(runs[1], "y", TRADES, provenance={"seed": 1})
     assert flatrock("compare", *runs).exit_code == 0, "the usual one of these weights is not needed"
+
+
+def test_findings_are_named(runs: list[Path]) -> None:
+    """But those that the tables mark themselves, and each once."""
+    finding = {"message": "what was seen", "cure": "what to do"}
+    codes = ["E06", "E08", "E06", "E03"]
+    asked(runs[0], "pgd-20", AT, findings=[{"code": code, **finding} for code in codes])
+    asked(runs[1], "pgd-20", TRADES)
+    done = flatrock("compare", *runs)
+    assert done.exit_code == 0, done.output
+    assert f"findings {runs[0]}: E06, E08; see docs/diagnostics.md" in done.output
+    assert f"findings {runs[1]}: E02; see" in done.output, "that of the case"

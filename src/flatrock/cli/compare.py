@@ -16,6 +16,8 @@ from flatrock.reports.table import Table, named
 from flatrock.workflows.compare import Judged, check_alike, under_one_name, unlike
 from flatrock.workflows.in_common import compared
 
+# Findings that have a mark of their own in the tables.
+MARKED = ("E03", "E15")
 Sources = Annotated[
     list[str],
     typer.Argument(
@@ -84,6 +86,9 @@ def _remarks(models: Sequence[Judged], renamed: Sequence[str], odd: Sequence[str
     for model in models:
         if model.unfinished:
             yield ("not finished ", "yellow"), f"{model.name}: evaluated when its run was at {model.unfinished}"
+    for model in models:
+        if found := [code for code in dict.fromkeys(model.findings) if code not in MARKED]:
+            yield ("findings ", "yellow"), f"{model.name}: {', '.join(found)}; see docs/diagnostics.md"
     if any(model.collapsed for model in models):
         yield ("COLLAPSED = it gives one answer to everything (E15); differences from it say nothing",)
     if any(model.marks for model in models):

@@ -39,14 +39,21 @@ def check_mode(model: nn.Module) -> list[Finding]:
 
 
 def check_probabilities(logits: Tensor) -> list[Finding]:
-    """E02: outputs lie in [0, 1] and sum to 1: probabilities, whose gradients vanish where the model is sure."""
-    if not looks_like_probabilities(logits):
+    """E02: outputs lie in [0, 1], as those of a softmax or a sigmoid, whose gradients vanish where the model is sure.
+
+    Of few samples, logits may lie there by chance; that they sum to 1, too, is none.
+    """
+    if looks_like_probabilities(logits):
+        what, made = "probabilities", "softmax"
+    elif len(logits) >= TELLING and bool(((logits >= 0) & (logits <= 1)).all()):
+        what, made = "numbers between 0 and 1, as of a sigmoid", "sigmoid"
+    else:
         return []
     return [
         Finding(
             "E02",
-            "the model seems to return probabilities, not logits; gradient attacks are weaker on them",
-            "return the input of the final softmax",
+            f"the model seems to return {what}, not logits; gradient attacks are weaker on them",
+            f"return the input of the final {made}",
         )
     ]
 

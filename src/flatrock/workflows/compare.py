@@ -29,7 +29,7 @@ class Judged:
 
     `data` and the samples' places, `ids`, say what they are of; `digest`, where it is known, proves it. `options` are
     those of each attack where they are known. `votes` answers decided, by majority. `unfinished` says how far a run was
-    that had not ended when it was evaluated.
+    that had not ended when it was evaluated. `findings` are the codes of what was found against its numbers.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Judged:
     collapsed: bool = False
     votes: int = 1
     unfinished: str = ""
+    findings: tuple[str, ...] = ()
 
 
 def judged(source: str) -> list[Judged]:
@@ -88,6 +89,7 @@ def judged_result(result: Result, name: str) -> Judged:
         collapsed=result.collapsed,
         votes=int(result.provenance.get("votes", 1)),
         unfinished=str(result.provenance.get("unfinished", "")),
+        findings=tuple(finding.code for finding in result.findings),
     )
 
 
@@ -115,6 +117,7 @@ def _of_row(row: Row, source: Path) -> Judged:
         data=f"{recipe.data.name} test, {score.n} of {score.n} samples",
         ids=torch.arange(score.n),
         marks=score.marks,
+        findings=tuple(text.partition(":")[0] for text in score.findings),
     )
 
 
