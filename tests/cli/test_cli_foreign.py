@@ -44,8 +44,8 @@ def test_factory_in_the_current_folder(here: Path) -> None:
     assert "foreign_module:net" in done.output
     assert (result.n, result.threat["eps"]) == (30, 8 / 255)
     assert result.provenance["model"] == "foreign_module:net"
-    name = "result-foreign_module_net-digits-linf0.03137-fgsm+pgd-2-n30-seed0.json"
-    assert [p.name for p in here.glob("result*.json")] == [name]
+    (file,) = here.glob("result*.json")
+    assert file.name.startswith("result-foreign_module_net-digits-linf-0.0313725-fgsm+pgd-2-n30-seed0-")
 
 
 def test_several_devices_share_a_network_of_the_current_folder(here: Path) -> None:
@@ -197,3 +197,17 @@ def test_checkpoint_of_a_run_as_weights_is_sent_the_right_way(run_folder: Path) 
     done = flatrock("eval", "--model", "digits_cnn", "--weights", path, "--data", "digits", *THREAT)
     assert done.exit_code == 2
     assert f"without --weights, as in `flatrock eval {shlex.quote(str(path))}`" in done.output
+
+
+def test_a_result_in_the_place_of_another_is_told(here: Path) -> None:
+    words = ("eval", "--model", "foreign_module:net", "--data", "digits", "--limit", "20", "--attacks", "fgsm")
+    said = ["--norm", "linf", "--device", "cpu", "--out", "r.json", "--eps"]
+    assert "replaced" not in flatrock(*words, *said, "0.1").output
+    assert "replaced" not in flatrock(*words, *said, "0.1").output, "the same once more"
+    refused = flatrock(*words, *said, "0.2", "--resume")
+    assert refused.exit_code == 2
+    assert "r.json is the result of another evaluation (different: eps); repeat its options, choose" in refused.output
+    assert "r.json is there already" in flatrock(*words, *said, "0.1", "--resume").output
+    done = flatrock(*words, *said, "0.2")
+    assert "replaced the result of another evaluation (different: eps), and what lay beside it\n" in done.output
+    assert result_of(done).threat["eps"] == 0.2

@@ -40,6 +40,7 @@ from flatrock.recipes.restore import (
     unfinished,
 )
 from flatrock.recipes.schema import Recipe
+from flatrock.workflows.replaced import adversarial_file, discard_beside
 from flatrock.workflows.surrogate import open_surrogate, surrogate_mark, unheeded
 
 
@@ -233,8 +234,10 @@ def result_place(source: Source, result: Result) -> Path:
 def write_result(target: Path, result: Result) -> bool:
     """Store a result, with its inputs if they are kept, and remove the batches it was made of.
 
-    Whether it was written: not if the file is this very result.
+    Of a result of another question that lay there nothing is left. Whether it was written: not if the file is this very
+    result.
     """
+    discard_beside(target, result)
     if result.adversarial is not None:
         save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **result.provenance})
     text, part = result.to_json().encode(), target.with_suffix(".part")
@@ -244,11 +247,6 @@ def write_result(target: Path, result: Result) -> bool:
     write_atomic(target, text)
     discard(part)
     return True
-
-
-def adversarial_file(result: Path) -> Path:
-    """Where the inputs behind a result file are kept; not under its name alone: weights may lie there."""
-    return result.with_name(f"{result.stem}-adversarial.safetensors")
 
 
 def _parts(
