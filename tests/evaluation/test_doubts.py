@@ -231,7 +231,7 @@ def test_e06_a_model_that_fails_where_inputs_require_gradients() -> None:
     assert codes(result) == ["E06"]
     assert "100 % of the inputs looked at have a gradient of exactly zero" in result.findings[0].message
     x, y = data(8)
-    said = r"that require gradients: RuntimeError: Can't call numpy\(\)"
+    said = r"RuntimeError: Can't call numpy\(\) .*, and for such that require gradients\?"
     with pytest.raises(ModelError, match=said):
         flatrock.attack("pgd", model, x, y, THREAT, steps=2)
     with pytest.raises(ModelError, match=rf"attack 'pgd-2' needs gradients, but .* {said}.*'square' needs none"):

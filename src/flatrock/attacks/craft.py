@@ -209,10 +209,10 @@ def asked(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     except Exception as error:  # it is the user's code: anything can happen
         if isinstance(error, FlatrockError) or memory_is_short(error):
             raise
-        climbed = ", that require gradients" if x.requires_grad else ""
+        climbed = ", and for such that require gradients" if x.requires_grad else ""
         raise ModelError(
-            f"the model fails on inputs of shape {tuple(x.shape)}, {x.dtype} on {x.device}{climbed}: "
-            f"{in_words(error)}; is it made for such, images as [n, channels, height, width]?"
+            f"the model fails on inputs of shape {tuple(x.shape)}, {x.dtype} on {x.device}: {in_words(error)}; "
+            f"is it made for such, images as [n, channels, height, width]{climbed}?"
         ) from error
     if given._version:  # counts writes, those of a pass without gradients too
         raise ModelError("the model writes into its input, which attacks still need; let it begin with x = x.clone()")

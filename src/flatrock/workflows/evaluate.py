@@ -19,7 +19,7 @@ from flatrock.core.records import Result
 from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
 from flatrock.core.tensorfile import save
-from flatrock.core.threat import THREATS, Threat
+from flatrock.core.threat import THREATS, Threat, norm_named
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import evaluate
@@ -156,7 +156,7 @@ def _so_far(path: Path, recipe: Recipe, progress: Progress | None) -> dict[str, 
 
 def _threats(recipe: Recipe, norm: str | None, eps: float | str | None) -> tuple[Threat, Threat]:
     """The recipe's own threat, and the one asked for: the same, or another."""
-    own = build_threat(recipe)
+    own, norm = build_threat(recipe), norm_named(norm)
     if norm is not None and norm not in THREATS:
         raise ConfigError(f"norm: {unknown('norm', norm, THREATS)}")
     if eps is None and norm not in (None, own.norm):
@@ -185,8 +185,8 @@ def check_radii(
                 own, threat = _threats(recipe, norm, eps)
                 if attacks is None:
                     _listed(recipe, own, threat)
-            elif norm in THREATS:  # else it is told with the other faults of the model
-                THREATS[norm](number(eps))
+            elif (known := norm_named(norm)) in THREATS:  # else it is told with the other faults of the model
+                THREATS[known](number(eps))
         except FlatrockError as error:
             faults.append(f"eps {eps}: {error}")
     if faults:
