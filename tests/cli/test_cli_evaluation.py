@@ -16,7 +16,8 @@ from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Result as Evaluation
 from flatrock.recipes.restore import load
-from flatrock.workflows.evaluate import adversarial_file, evaluate_run
+from flatrock.workflows.evaluate import evaluate_run
+from flatrock.workflows.replaced import adversarial_file
 
 FEW = ("--limit", "40", "--device", "cpu", "--no-doubt")
 

@@ -44,8 +44,8 @@ def test_factory_in_the_current_folder(here: Path) -> None:
     assert "foreign_module:net" in done.output
     assert (result.n, result.threat["eps"]) == (30, 8 / 255)
     assert result.provenance["model"] == "foreign_module:net"
-    name = "result-foreign_module_net-digits-linf0.03137-fgsm+pgd-2-n30-seed0.json"
-    assert [p.name for p in here.glob("result*.json")] == [name]
+    (file,) = here.glob("result*.json")
+    assert file.name.startswith("result-foreign_module_net-digits-linf-0.0313725-fgsm+pgd-2-n30-seed0-")
 
 
 def test_several_devices_share_a_network_of_the_current_folder(here: Path) -> None:
@@ -197,3 +197,54 @@ def test_checkpoint_of_a_run_as_weights_is_sent_the_right_way(run_folder: Path) 
     done = flatrock("eval", "--model", "digits_cnn", "--weights", path, "--data", "digits", *THREAT)
     assert done.exit_code == 2
     assert f"without --weights, as in `flatrock eval {shlex.quote(str(path))}`" in done.output
+
+
+def test_a_result_in_the_place_of_another_is_told(here: Path) -> None:
+    words = ("eval", "--model", "foreign_module:net", "--data", "digits", "--limit", "20", "--attacks", "fgsm")
+    said = ["--norm", "linf", "--device", "cpu", "--out", "r.json", "--eps"]
+    assert "replaced" not in flatrock(*words, *said, "0.1").output
+    assert "replaced" not in flatrock(*words, *said, "0.1").output, "the same once more"
+    refused = flatrock(*words, *said, "0.2", "--resume")
+    assert refused.exit_code == 2
+    assert "r.json is the result of another evaluation (different: eps); repeat its options, choose" in refused.output
+    assert "r.json is there already" in flatrock(*words, *said, "0.1", "--resume").output
+    done = flatrock(*words, *said, "0.2")
+    assert "replaced the result of another evaluation (different: eps), and what lay beside it\n" in done.output
+    assert result_of(done).threat["eps"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nets:make"], "nets:make is no run; a network of your own is named by an option: --model nets:make"),
+        (["nets"], "there is no run nets; a network of nets.py is named --model nets:FUNCTION"),
+        (["nets.py"], "nets.py is no run; a network of it is named --model nets:FUNCTION"),
+        (["w.pt"], "w.pt is no run, whose checkpoints are .safetensors; weights are named --weights w.pt"),
+        (["--model", "nets"], "model: 'nets' is a file here and no network; name what in it makes one, nets:FUNCTION"),
+        (["--model", "nets.py"], "model: 'nets.py' is a file here and no network; name what in it makes one, nets:FUN"),
+        (["--model", "nets.py:make"], "model: 'nets.py:make' begins with a file, not a module; write nets:make"),
+        (
+            ["--model", "deep/nets.py:make"],
+            "begins with a file, not a module; write deep.nets:make",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["eval", "landscape", "curvature"])
+def test_a_network_that_is_named_almost_right(here: Path, command: str, words: list[str], said: str) -> None:
+    (here / "deep").mkdir()
+    for file in ("nets.py", "deep/nets.py", "w.pt"):
+        (here / file).write_text("def make(): ...")
+    done = flatrock(command, *words, "--data", "digits")
+    assert done.exit_code == 2
+    assert said in done.output
+    assert "is a run" not in done.output
+
+
+def test_norms_may_be_spelled_as_elsewhere(here: Path) -> None:
+    words = ("eval", "--model", "foreign_module:net", *ON_DIGITS[:4], "--attacks", "fgsm", "--device", "cpu", "--eps")
+    assert result_of(flatrock(*words, "8/255", "--norm", "Linf")).threat["norm"] == "linf"
+    done = flatrock(*words, "0.1,0.2", "--norm", "L2")
+    assert result_of(done).threat["norm"] == "l2"
+    assert [f.name.split("-fgsm")[0] for f in sorted(here.glob("*-l2-*.json"))] == [
+        f"result-foreign_module_net-digits-l2-{eps}" for eps in (0.1, 0.2)
+    ]

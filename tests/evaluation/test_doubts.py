@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import flatrock
 from flatrock.core.errors import ModelError
 from flatrock.core.records import Finding, Result
 from flatrock.core.rng import Seed, kept_global_rng
@@ -216,6 +218,24 @@ def test_e06_no_gradient(model: Net) -> None:
     result = look(model)
     assert codes(result) == ["E06"]
     assert "gradient of exactly zero" in result.findings[0].message
+
+
+def by_numpy(x: Tensor) -> Tensor:
+    """Torch refuses where x requires a gradient, and nowhere else."""
+    return torch.tensor(np.round(x.numpy() * 8) / 8)
+
+
+def test_e06_a_model_that_fails_where_inputs_require_gradients() -> None:
+    model = Net(before=by_numpy)
+    result = look(model, attacks=["square:queries=10"], doubt=True)
+    assert codes(result) == ["E06"]
+    assert "100 % of the inputs looked at have a gradient of exactly zero" in result.findings[0].message
+    x, y = data(8)
+    said = r"RuntimeError: Can't call numpy\(\) .*, and for such that require gradients\?"
+    with pytest.raises(ModelError, match=said):
+        flatrock.attack("pgd", model, x, y, THREAT, steps=2)
+    with pytest.raises(ModelError, match=rf"attack 'pgd-2' needs gradients, but .* {said}.*'square' needs none"):
+        look(model, attacks=["square:queries=10", "pgd-2"])
 
 
 def test_e06_not_for_confident_models() -> None:

@@ -430,5 +430,9 @@ def test_a_finished_evaluation_of_another_function_with_the_same_weights_is_not_
     discard(tmp_path / "x.part")
     made = attempts(monkeypatch)
     asked["model"].register_forward_hook(lambda module, inputs, output: output.flip(1))
-    evaluate(**asked, resume=True)
+    with pytest.raises(StateError, match=r"another model with these weights \(different: clean answers\)"):
+        evaluate(**asked, resume=True)
+    assert not made
+    discard(tmp_path / "x.part")
+    evaluate(**asked)
     assert made

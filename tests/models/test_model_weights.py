@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import shlex
 from collections import OrderedDict
 from pathlib import Path
@@ -167,9 +168,27 @@ def test_half_a_download_is_noticed(tmp_path: Path) -> None:
 def test_torchscript_is_refused_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "s.pt"))
     recwarn.clear()
-    with pytest.raises(StateError, match=r"save its state_dict\(\)"):
+    with pytest.raises(StateError, match=r"s\.pt is a TorchScript archive, .*\(\): return torch\.jit\.load\(") as error:
         read_weights(tmp_path / "s.pt")
     assert not recwarn.list
+    assert "download" not in str(error.value)
+    script = re.search(r"`(def make.*?)`", str(error.value))
+    assert script is not None
+    made: dict[str, Any] = {"torch": torch}
+    exec(script[1], made)
+    assert isinstance(made["make"](), nn.Module), "what is said works"
+
+
+@pytest.mark.parametrize("name", ["w.npz", "w.pt"])
+def test_arrays_of_numpy_are_refused_with_the_way_out(tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as file:
+        np.savez(file, **{k: v.numpy() for k, v in PLAIN.items()})
+    with pytest.raises(StateError, match="holds arrays of numpy") as error:
+        read_weights(tmp_path / name)
+    *_, minus_c, command = shlex.split(str(error.value))
+    assert minus_c == "-c"
+    exec(command.replace("plain.pt", str(tmp_path / "plain.pt")), {})
+    assert read_weights(tmp_path / "plain.pt").state.keys() == PLAIN.keys()
 
 
 @pytest.mark.parametrize(

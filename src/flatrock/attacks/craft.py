@@ -196,12 +196,12 @@ def _check_shape(logits: Tensor, x: Tensor, y: Tensor) -> None:
 
 def answered(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     """The logits of clean x; ModelError if they are none, or if the model fails, in its own words, or writes into x."""
-    logits = _asked(model, x)
+    logits = asked(model, x)
     check_logits(logits, x, y)
     return logits
 
 
-def _asked(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def asked(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """What the model says to x; ModelError if it fails or writes into x."""
     given = x.clone()
     try:
@@ -209,9 +209,10 @@ def _asked(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     except Exception as error:  # it is the user's code: anything can happen
         if isinstance(error, FlatrockError) or memory_is_short(error):
             raise
+        climbed = ", and for such that require gradients" if x.requires_grad else ""
         raise ModelError(
             f"the model fails on inputs of shape {tuple(x.shape)}, {x.dtype} on {x.device}: {in_words(error)}; "
-            "is it made for such, images as [n, channels, height, width]?"
+            f"is it made for such, images as [n, channels, height, width]{climbed}?"
         ) from error
     if given._version:  # counts writes, those of a pass without gradients too
         raise ModelError("the model writes into its input, which attacks still need; let it begin with x = x.clone()")
@@ -235,7 +236,7 @@ class FirstChecked(nn.Module):
         if self._checked:
             logits: Tensor = self.inner(x)
             return logits
-        logits = _asked(self.inner, x)
+        logits = asked(self.inner, x)
         _check_shape(logits, x, self._y)
         if not bool(torch.isfinite(logits).all()):
             with torch.no_grad():

@@ -22,8 +22,9 @@ from flatrock.reports.checkpoints import BEST, checkpoint_table, chosen_by
 from flatrock.reports.radii import draw_radii, evaluated_radii
 from flatrock.reports.seeds import evaluated_seeds
 from flatrock.workflows.checkpoints import checkpoints
-from flatrock.workflows.evaluate import adversarial_file, check_radii, evaluate_run, result_place
+from flatrock.workflows.evaluate import check_radii, evaluate_run, result_place
 from flatrock.workflows.foreign import evaluate_foreign, foreign_place
+from flatrock.workflows.replaced import adversarial_file
 from flatrock.workflows.surrogate import surrogate_fault
 
 Source = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import dotted, local
 
+# How files of torch end; a run has none.
+TORCH = (".pt", ".pth", ".ckpt", ".bin")
 _OWN = "Models that flatrock did not train"
 
 Model = Annotated[
@@ -52,9 +56,25 @@ def _check(runs: Sequence[Path], own: Mapping[str, Any], verb: str, needed: str)
             f"nothing to {verb}; name a run folder or checkpoint, or a model of your own with --model or --weights, "
             f"{needed}"
         )
+    if runs and (meant := _no_run(runs[0])):
+        raise ConfigError(meant)
     if runs and any_given(own):
         given = ", ".join(f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None)
         raise ConfigError(
             f"{runs[0]} is a run, whose recipe names network and data; leave out {given}, which describe a model that "
             "is no run, or leave out the run"
         )
+
+
+def _no_run(source: Path) -> str:
+    """What to say where a run is named and a network or weights are meant; nothing if it may be a run."""
+    told = str(source)
+    if ":" in told and not source.exists():
+        return f"{told} is no run; a network of your own is named by an option: --model {shlex.quote(told)}"
+    if local(told) is not None and not source.exists():
+        return f"there is no run {told}; a network of {told}.py is named --model {told}:FUNCTION"
+    if module := dotted(told):
+        return f"{told} is no run; a network of it is named --model {module}:FUNCTION"
+    if source.suffix in TORCH and source.is_file():
+        return f"{told} is no run, whose checkpoints are .safetensors; weights are named --weights {shlex.quote(told)}"
+    return ""

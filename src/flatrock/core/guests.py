@@ -64,6 +64,13 @@ def local(name: str) -> Path | None:
     return file if name.isidentifier() and name != "__main__" and file.is_file() and not package else None
 
 
+def dotted(file: str) -> str | None:
+    """The module that a .py file in the current folder, or below it, is; None for anything else."""
+    parts = Path(file.removesuffix(".py")).parts
+    named = file.endswith(".py") and Path(file).is_file() and all(part.isidentifier() for part in parts)
+    return ".".join(parts) if named else None
+
+
 def _loaded(name: str, file: Path) -> ModuleType:
     """The module of this file as the file is now; it runs again only if it changed since it ran here.
 

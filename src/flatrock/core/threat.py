@@ -159,3 +159,8 @@ def _unit(v: Tensor) -> Tensor:
 
 
 THREATS: dict[str, type[Linf] | type[L2]] = {Linf.norm: Linf, L2.norm: L2}
+
+
+def norm_named(text: str | None) -> str | None:
+    """A norm as THREATS names it: other tools write Linf and L2."""
+    return text.lower() if isinstance(text, str) else text

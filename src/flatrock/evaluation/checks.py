@@ -155,7 +155,8 @@ def check_gradients(sizes: Tensor) -> list[Finding]:
             Finding(
                 "E06",
                 f"{100 * zeros:.0f} % of the inputs looked at have a gradient of exactly zero; gradient attacks idle",
-                "return unscaled logits in float32; rely on square, which needs no gradient",
+                "return logits without a large factor, attack without rounding, argmax or detach on the way or with an "
+                "approximate gradient for it (docs/diagnostics.md, E06); square needs no gradient",
             )
         )
     odd = int((~torch.isfinite(sizes)).sum())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatrock.attacks.craft import craft
+from flatrock.attacks.craft import asked, craft
 from flatrock.attacks.gradient import GradientAttack, idle
 from flatrock.attacks.losses import cross_entropy
 from flatrock.attacks.pgd import classified_right, slope
@@ -163,7 +163,7 @@ def _slopes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
     """Gradient of each sample's cross-entropy w.r.t. its input, as attacks see it; ModelError if the model has none."""
     leaf = x.detach().requires_grad_(True)
     with torch.enable_grad():
-        total = cross_entropy(exam.crafting.inner(leaf), y).sum()
+        total = cross_entropy(asked(exam.crafting.inner, leaf), y).sum()
     try:
         return slope(total, leaf)
     except Exception as error:  # layers may have a backward pass of their own, or overwrite what torch kept for its

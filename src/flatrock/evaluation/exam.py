@@ -40,6 +40,11 @@ CPU_BATCH, GPU_BATCH = 256, 2048
 OUTWARDS = (1.001, 1.01)
 
 
+def samples_digest(x: Tensor, y: Tensor) -> str:
+    """Of inputs and labels, in their order."""
+    return digest({"x": x.cpu().contiguous(), "y": y.cpu().contiguous()}, "")
+
+
 @dataclass
 class Exam:
     """What is asked of whom, the same for every attack; `crafting` may be a faster, less precise twin of `model`."""
@@ -64,7 +69,7 @@ class Exam:
     @cached_property
     def samples_digest(self) -> str:
         """Of inputs and labels, in their order."""
-        return digest({"x": self.x.cpu().contiguous(), "y": self.y.cpu().contiguous()}, "")
+        return samples_digest(self.x, self.y)
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these rows on the device."""

@@ -199,7 +199,8 @@ def answered(
 ) -> Result | None:
     """The result stored beside a journal if it answers this very question of the same model; None if there is none.
 
-    Nor is one of a run that was not finished then, and is now.
+    Nor is one of a run that was not finished then, and is now. StateError if all is the same but what the model says:
+    it is another function of these weights.
     """
     try:
         result = Result.from_json(result_file(folder).read_text(), str(result_file(folder)))
@@ -209,8 +210,12 @@ def answered(
     if any(about.get(key) != asked.get(key) for key in {*asked, "unfinished"}) or result.marks != marks:
         return None
     said = {ANSWERS: None if identity[ANSWERS] is None else answers(result.margins["clean"])}
-    same = not differences(json_text(said), {ANSWERS: identity[ANSWERS]})
-    return _in_order(result, identity["attacks"]) if same else None
+    if odd := differences(json_text(said), {ANSWERS: identity[ANSWERS]}):
+        raise StateError(
+            f"{result_file(folder)} is of another model with these weights (different: {', '.join(odd)}); store this "
+            "one elsewhere (--out), or leave out --resume (resume=True) to replace it"
+        )
+    return _in_order(result, identity["attacks"])
 
 
 def _in_order(result: Result, labels: Iterable[str]) -> Result:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.guests import check_place, guests, imported, raised_at, required
+from flatrock.core.guests import check_place, dotted, guests, imported, raised_at, required
 from flatrock.core.registry import unknown
 from flatrock.core.rng import Seed
 
@@ -24,6 +24,8 @@ def find_factory(text: str, given: Collection[str] = (), *, key: str = "") -> Ca
     `given` are names of arguments it will get; with `key`, others can be given as key.name=value.
     """
     module_name, _, attribute = text.partition(":")
+    if meant := dotted(module_name):
+        raise ConfigError(f"{text!r} begins with a file, not a module; write {meant}:{attribute}")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         raise ConfigError(f"{text!r} does not name a factory; write package.module:factory, for example mynets:make")
     module = imported(module_name, cure=_CURE)

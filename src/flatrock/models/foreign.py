@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import dotted, local
 from flatrock.core.options import count
 from flatrock.core.registry import unknown
 from flatrock.models.catalog import MODELS, NORMALIZATIONS, create_model
@@ -63,7 +64,7 @@ def model_faults(
         except ConfigError as error:
             faults.append(f"model: {error}")
     elif model is not None and model not in MODELS:
-        faults.append(f"model: {unknown('model', model, MODELS.names())}; a factory is named package.module:factory")
+        faults.append(f"model: {_unknown(model)}")
     elif model is not None and weights is None:
         faults.append(f"weights: {model!r} has no weights of its own; give --weights FILE")
     if weights is not None and not Path(weights).is_file():
@@ -76,6 +77,13 @@ def model_faults(
     if normalize not in (None, "none", *NORMALIZATIONS):
         faults.append(f"normalize: {unknown('normalisation', normalize, ['none', *NORMALIZATIONS])}")
     return faults
+
+
+def _unknown(model: str) -> str:
+    """A name that is neither flatrock's nor a factory's; maybe a file is meant, and a function in it is missing."""
+    if name := dotted(model) or (model if local(model) else None):
+        return f"{model!r} is a file here and no network; name what in it makes one, {name}:FUNCTION"
+    return f"{unknown('model', model, MODELS.names())}; a factory is named package.module:factory"
 
 
 def open_foreign(

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ def _read_torch(path: Path) -> Any:
             warnings.simplefilter("ignore")  # about TorchScript archives, which are refused anyway
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds here, and its own message recommends running the pickle
+        if kind := _archive(path):
+            raise StateError(f"{path} {kind}") from error
         match = re.search(r"Unsupported (?:global|class):? (?:GLOBAL )?([\w.]+)", str(error))
         if match is None:
             raise StateError(f"{path} is no whole torch file; {_download(path)}") from error
@@ -108,6 +111,32 @@ def _keep_tensors(path: Path) -> str:
         f'd = plain(torch.load({json.dumps(str(path))}, map_location="cpu", weights_only=False)); '
         'torch.save({k: plain(v) for k, v in d.items() if good(plain(v))}, "plain.pt")'
     )
+
+
+def _archive(path: Path) -> str:
+    """What a whole zip archive is that torch.save did not write, and what to do with it; nothing if it is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inside = archive.namelist()
+    except (zipfile.BadZipFile, OSError):
+        return ""
+    name = json.dumps(str(path))
+    if any(re.fullmatch(r"[^/]+/(constants\.pkl|code/.*)", each) for each in inside):
+        return (
+            "is a TorchScript archive, a network with its code and no state dict; write a factory into a file, such as "
+            f"mynets.py: `import torch` and `def make(): return torch.jit.load({name})`; then name --model mynets:make "
+            "without --weights"
+        )
+    if inside and all(each.endswith(".npy") for each in inside):
+        script = (
+            f"import numpy, torch; d = numpy.load({name}); "
+            'torch.save({k: torch.as_tensor(d[k]) for k in d.files}, "plain.pt")'
+        )
+        return (
+            "holds arrays of numpy; if their names and shapes are those of a state dict, store them as one, once, as "
+            f"plain.pt: python -c {shlex.quote(script)}"
+        )
+    return ""
 
 
 def _download(path: Path) -> str:

@@ -19,7 +19,7 @@ from flatrock.core.records import Result
 from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
 from flatrock.core.tensorfile import save
-from flatrock.core.threat import THREATS, Threat
+from flatrock.core.threat import THREATS, Threat, norm_named
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import evaluate
@@ -40,6 +40,7 @@ from flatrock.recipes.restore import (
     unfinished,
 )
 from flatrock.recipes.schema import Recipe
+from flatrock.workflows.replaced import adversarial_file, discard_beside
 from flatrock.workflows.surrogate import open_surrogate, surrogate_mark, unheeded
 
 
@@ -155,7 +156,7 @@ def _so_far(path: Path, recipe: Recipe, progress: Progress | None) -> dict[str, 
 
 def _threats(recipe: Recipe, norm: str | None, eps: float | str | None) -> tuple[Threat, Threat]:
     """The recipe's own threat, and the one asked for: the same, or another."""
-    own = build_threat(recipe)
+    own, norm = build_threat(recipe), norm_named(norm)
     if norm is not None and norm not in THREATS:
         raise ConfigError(f"norm: {unknown('norm', norm, THREATS)}")
     if eps is None and norm not in (None, own.norm):
@@ -184,8 +185,8 @@ def check_radii(
                 own, threat = _threats(recipe, norm, eps)
                 if attacks is None:
                     _listed(recipe, own, threat)
-            elif norm in THREATS:  # else it is told with the other faults of the model
-                THREATS[norm](number(eps))
+            elif (known := norm_named(norm)) in THREATS:  # else it is told with the other faults of the model
+                THREATS[known](number(eps))
         except FlatrockError as error:
             faults.append(f"eps {eps}: {error}")
     if faults:
@@ -233,8 +234,10 @@ def result_place(source: Source, result: Result) -> Path:
 def write_result(target: Path, result: Result) -> bool:
     """Store a result, with its inputs if they are kept, and remove the batches it was made of.
 
-    Whether it was written: not if the file is this very result.
+    Of a result of another question that lay there nothing is left. Whether it was written: not if the file is this very
+    result.
     """
+    discard_beside(target, result)
     if result.adversarial is not None:
         save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **result.provenance})
     text, part = result.to_json().encode(), target.with_suffix(".part")
@@ -244,11 +247,6 @@ def write_result(target: Path, result: Result) -> bool:
     write_atomic(target, text)
     discard(part)
     return True
-
-
-def adversarial_file(result: Path) -> Path:
-    """Where the inputs behind a result file are kept; not under its name alone: weights may lie there."""
-    return result.with_name(f"{result.stem}-adversarial.safetensors")
 
 
 def _parts(

@@ -8,27 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatrock.attacks.catalog import Spec
+from flatrock.attacks.craft import check_inputs
 from flatrock.core.device import Devices, each_device, pick_device
-from flatrock.core.files import brief
+from flatrock.core.files import brief, json_text, sha256
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.records import Result
+from flatrock.core.rng import Seed
+from flatrock.core.tensorfile import weights_digest
 from flatrock.core.threat import THREATS, Threat
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
+from flatrock.evaluation.exam import samples_digest
 from flatrock.evaluation.plans import make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.foreign import Foreign, open_foreign
 from flatrock.recipes.restore import Source
 from flatrock.workflows.evaluate import how_many, part_of_data, voted_by, votes_mark, write_result
 from flatrock.workflows.foreign_model import ForeignModel, caught, examine, out_faults
+from flatrock.workflows.replaced import check_other, question_of
 from flatrock.workflows.surrogate import open_surrogate, surrogate_mark, unheeded
 
 Attacks = Sequence[Spec]
+# What tells one model of a name from another, and one data set of a name from another, in the names of files.
+_KNOWN_BY = ("weights", "weights_sha256", "weights_entry", "weights_digest", "normalize", "converter", "samples_digest")
 
 
 def load_foreign(
@@ -90,15 +97,16 @@ def evaluate_foreign(
     test = _examined(foreign, asked, some_samples(whole, limit, first=first), pick_device(devices[0]), on_data)
     other = open_surrogate(surrogate, test, progress)
     chosen = other.attacks(chosen, chosen)
-    threat, about = asked.threat, {**foreign.about, **_facts(test, whole, first, votes), **other.provenance}
+    x, threat = check_inputs(test.images(torch.arange(len(test))), test.y, asked.threat), asked.threat
+    about = {**foreign.about, **_facts(test, whole, first, votes), **other.provenance, **_digests(foreign, x, test.y)}
     how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}
     how |= {"resume": resume, "seed": seed, "progress": progress, "provenance": about}
     if journal or resume:
-        parts = _parts(about, other.names(chosen), threat, samples=len(test), seeds=(seed, *others))
-        how |= {"journal": out.with_suffix(".part") if out else parts[seed], "others": {s: parts[s] for s in others}}
+        kept = _kept(about, other.names(chosen), threat, len(test), (seed, *others), out, resume=resume)
+        how |= {"journal": kept.pop(seed), "others": kept}
     return evaluate(
         foreign.model,
-        test.images(torch.arange(len(test))),
+        x,
         test.y,
         threat,
         attacks=chosen,
@@ -123,6 +131,11 @@ def _facts(test: Dataset, whole: Dataset, first: bool, votes: int) -> dict[str, 
     return {"dataset": test.name, **part_of_data(test, whole, first=first), **voted_by(votes)}
 
 
+def _digests(foreign: Foreign, x: Tensor, y: Tensor) -> dict[str, str]:
+    """Of the network as it is and of the samples: neither options nor a weights file tell all that may differ."""
+    return {"weights_digest": weights_digest(foreign.model), "samples_digest": samples_digest(x, y)}
+
+
 def store_foreign(result: Result, out: Path | None = None) -> Path:
     """Write a result of evaluate_foreign to `out`, or to a file in the current folder that its content names."""
     target = out or foreign_place(result)
@@ -140,25 +153,36 @@ def foreign_place(result: Result) -> Path:
 def _default_target(
     about: Mapping[str, Any], attacks: Sequence[str], threat: Threat, *, samples: int, seed: int
 ) -> Path:
-    """result-<model>-<data>-<threat>-<attacks>-n<samples>-seed<seed>-<begin of the weights' sha256>.json.
+    """result-<model>-<data>-<norm>-<eps>-<attacks>-n<samples>-seed<seed>-<digest>.json.
 
-    The first samples are first<samples>. Votes add -votes<votes>, a surrogate -from- and the begin of its digest.
+    The digest is of all that tells the model and the samples (_KNOWN_BY). The first samples are first<samples>. Votes
+    add -votes<votes>, a surrogate -from- and the begin of its digest.
     """
-    parts = [about["model"], about["dataset"], f"{threat.norm}{threat.eps:.4g}", brief("+".join(attacks))]
-    parts += [
-        how_many(about, samples),
-        f"seed{seed}",
-        *([about["weights_sha256"][:8]] if about["weights_sha256"] else []),
-    ]
-    stem = re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts]))
+    parts = [about["model"], about["dataset"], threat.norm, f"{threat.eps:.6g}", brief("+".join(attacks))]
+    told = sha256(json_text({key: about.get(key) for key in _KNOWN_BY}))[:8]
+    stem = re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts, how_many(about, samples), f"seed{seed}", told]))
     return Path(f"{stem}{votes_mark(about)}{surrogate_mark(about)}.json")
 
 
-def _parts(
-    about: Mapping[str, Any], attacks: Sequence[str], threat: Threat, *, samples: int, seeds: Sequence[int]
+def _kept(
+    about: Mapping[str, Any],
+    attacks: Sequence[str],
+    threat: Threat,
+    samples: int,
+    seeds: Sequence[int],
+    out: Path | None,
+    *,
+    resume: bool,
 ) -> dict[int, Path]:
-    """Where the finished batches of each seed are kept until its result is stored."""
+    """Where the finished batches of each seed are kept until its result is stored.
+
+    StateError if `resume` would put the result in the place of one that answers another question.
+    """
     files = {seed: _default_target(about, attacks, threat, samples=samples, seed=seed) for seed in seeds}
+    files |= {seeds[0]: out} if out else {}
+    if resume:
+        told = {**about, "seed": Seed(seeds[0]).key}
+        check_other(files[seeds[0]], question_of({"norm": threat.norm, "eps": threat.eps}, attacks, told))
     return {seed: file.with_suffix(".part") for seed, file in files.items()}
 
 

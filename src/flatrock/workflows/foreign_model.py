@@ -19,7 +19,7 @@ from flatrock.core.numbers import number
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress
 from flatrock.core.registry import unknown
-from flatrock.core.threat import THREATS, Threat
+from flatrock.core.threat import THREATS, Threat, norm_named
 from flatrock.data.catalog import DATA, check_name, load_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
@@ -49,6 +49,9 @@ class ForeignModel:
     data: str | None = None
     norm: str | None = None
     eps: float | str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", norm_named(self.norm))
 
     @property
     def label(self) -> str:
