@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -176,6 +178,54 @@ def test_a_run_that_another_process_makes_is_left(again: Path, calls: list[str])
     assert [row[1] for row in lines(done)] == ["1 of 2", "2"]
 
 
+TWO = [word.replace("0.2,1e30", "0.2,0.3") for word in ALL]
+
+
+@pytest.fixture
+def other(finished: Path, again: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    """Holds the lock of a run that is not there. It is let go, and what else it is given happens, when a run of
+    another setting has been trained here."""
+    shutil.rmtree(Path("runs/s") / GOOD[0])
+    train = engine.train_recipe
+    with ExitStack() as held:
+        held.enter_context(making(Path("runs/s") / GOOD[0]))
+
+        def trained(recipe: Any, **how: Any) -> Any:
+            if how["folder"].name != GOOD[0]:
+                held.close()
+            return train(recipe, **how)
+
+        monkeypatch.setattr(engine, "train_recipe", trained)
+        yield held
+
+
+def test_what_another_process_has_made_in_the_end_is_not_left(finished: Path, other: ExitStack) -> None:
+    there = Path("runs/s") / GOOD[0]
+    other.callback(shutil.copytree, finished / "runs" / "s" / GOOD[0], there)
+    done = flatrock(*TWO)
+    assert done.exit_code == 0, done.output
+    assert "not made" not in done.output and f"{there}, made by another process meanwhile" in done.output
+    assert [row[1] for row in lines(done)] == ["2", "2"]
+
+
+def test_what_a_killed_process_was_making_is_made_in_the_end(other: ExitStack) -> None:
+    done = flatrock(*TWO)
+    assert done.exit_code == 0, done.output
+    assert [row[1] for row in lines(done)] == ["2", "2"]
+    assert RunFolder(Path("runs/s") / GOOD[0]).run().status == "finished"
+    first = done.output.index(f"left {GOOD[0]}")
+    assert done.output.index(f"wrote runs/s/{GOOD[0]}/result-best.json") > first
+
+
+def test_time_holds_for_what_a_killed_process_was_making(other: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    over: list[bool] = []
+    other.callback(over.append, True)
+    monkeypatch.setattr(engine.Means, "late", property(lambda means: bool(over)))
+    done = flatrock(*TWO, "--limit-minutes", "9")
+    assert done.exit_code == 3, done.output
+    assert f"not made {GOOD[0]}: no time was left" in done.output, "nobody is making it"
+
+
 def test_no_time_is_left(here: Path) -> None:
     done = flatrock(*ALL, "--limit-minutes", "0")
     assert done.exit_code == 3, done.output
@@ -200,7 +250,8 @@ def test_two_processes_share_a_sweep(here: Path) -> None:
     begin = [sys.executable, "-m", "flatrock", *words]
     both = [subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
     said = [process.communicate(timeout=300)[0] for process in both]
-    assert {process.returncode for process in both} <= {0, 3}, said
+    codes = {process.returncode for process in both}
+    assert 0 in codes and codes <= {0, 3}, said  # whose last run ends last sees that all are there
     runs = [RunFolder(path) for path in sorted(Path("runs/s").glob("optimizer*"))]
     assert [folder.run().status for folder in runs] == ["finished"] * 4
     assert [len(folder.resumptions()) for folder in runs] == [0] * 4, "each was trained by one of them"
