@@ -18,6 +18,7 @@ from command_cases import Done, flatrock, refusal
 
 import flatrock as library
 import flatrock.workflows.reproduce as engine
+from flatrock.core.locks import is_held
 from flatrock.core.records import read_result
 from flatrock.engine.folder import RunFolder
 from flatrock.workflows.folders import making
@@ -176,6 +177,19 @@ def test_a_run_that_another_process_makes_is_left(again: Path, calls: list[str])
     assert f"not made {GOOD[0]}: process {os.getpid()} is making {place}" in done.output
     assert calls == [f"{what} optimizer.lr=0.3-seed{i}" for i in (0, 1) for what in ("train", "eval")]
     assert [row[1] for row in lines(done)] == ["1 of 2", "2"]
+
+
+def test_processes_write_the_table_in_turn(again: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They often end together, and what one has half written another would move away."""
+    import flatrock.workflows.sweep as module
+
+    held: list[bool | None] = []
+    write = module.write_csv
+    monkeypatch.setattr(
+        module, "write_csv", lambda *told: held.append(is_held(Path("runs/s/.sweep.csv.lock"))) or write(*told)
+    )
+    assert flatrock(*ALL).exit_code == 1
+    assert held == [True] and not Path("runs/s/.sweep.csv.lock").exists()
 
 
 TWO = [word.replace("0.2,1e30", "0.2,0.3") for word in ALL]

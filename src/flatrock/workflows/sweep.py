@@ -11,6 +11,7 @@ import torch
 
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import write_csv
+from flatrock.core.locks import in_turn
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import Row
 from flatrock.engine.folder import UNENDED, RunFolder
@@ -98,12 +99,13 @@ def make_sweep(
     """Make the runs that are missing (`how`: see reproduce_rows), then look at all there are, and write `csv`."""
     mine = plan.runs if shard is None else shard.part(plan.runs)
     outcome = reproduce_rows(mine, None, limit_minutes=limit_minutes, progress=progress, listener=listener, **how)
-    # One that another process begins right now has no recipe yet.
-    known = [run.folder for run in plan.runs if run.status != NEW and RunFolder(run.folder).recipe.is_file()]
-    unread = {folder: why for folder in known if (why := _unreadable(folder))}
-    table = sheet([folder for folder in known if folder not in unread], Silent())
     target = csv or plan.runs_dir / "sweep.csv"
-    write_csv(target, table.header, table.rows)
+    with in_turn(target):  # processes that share a sweep often end together
+        # One that another process begins right now has no recipe yet.
+        known = [run.folder for run in plan.runs if run.status != NEW and RunFolder(run.folder).recipe.is_file()]
+        unread = {folder: why for folder in known if (why := _unreadable(folder))}
+        table = sheet([folder for folder in known if folder not in unread], Silent())
+        write_csv(target, table.header, table.rows)
     return Swept(settings=settled(plan, outcome), outcome=outcome, csv=target, unread=unread)
 
 
