@@ -167,6 +167,15 @@ def test_faults_of_all_points_are_told_before_any_is_trained(here: Path) -> None
     assert list(here.iterdir()) == []
 
 
+def test_faults_of_options_words_and_settings_are_told_at_once(here: Path) -> None:
+    words = ("optimizer.lr=0.1,x", "optimizer.momentom=0.9", "objective.name=at,tradess", "a=1,,2", "train.epochs")
+    said = refusal(flatrock("sweep", "digits_at", *words, "--seeds", "a", "--shard", "3/2"))
+    for fault in ("seeds must be", "shard must be", "momentom", "tradess", "optimizer.lr", "a=1,,2", "key=value"):
+        assert fault in said, said
+    assert "nothing is swept" not in refusal(flatrock("sweep", "digits_at", "--seeds", "a"))
+    assert list(here.iterdir()) == []
+
+
 def test_a_run_that_another_process_makes_is_left(again: Path, calls: list[str]) -> None:
     place = Path("runs/s") / GOOD[0]
     shutil.rmtree(place)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,6 +14,7 @@ from flatrock.cli.reproduce import DataDir, Device, Download, DryRun, Limit
 from flatrock.cli.reproduce import Told as ToldOfRows
 from flatrock.cli.shared import FAILED, UNFINISHED, check_csv, check_out, seeds_of
 from flatrock.core.device import Devices, each_device, named_devices, pick_device
+from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import device_name
 from flatrock.core.rows import Row
 from flatrock.reports.sweep import swept
@@ -22,6 +23,7 @@ from flatrock.workflows.reproduce_plan import Planned
 from flatrock.workflows.sweep import Shard, Swept, make_sweep, seconds_left
 from flatrock.workflows.sweep_plan import Plan, grid_of, plan_sweep
 
+T = TypeVar("T")
 Recipe = Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")]
 Values = Annotated[
     list[str] | None,
@@ -54,10 +56,11 @@ def run(
 ) -> None:
     """Train and evaluate every combination of values for every seed; what is done is skipped, the rest goes on."""
     with friendly("the same command goes on where this one stopped"):
-        grid, overrides = grid_of(values or [])
-        numbers, part = [] if seeds is None else seeds_of(seeds), None if shard is None else Shard.of(shard)
+        faults: list[str] = []
+        grid, overrides = grid_of(values or [], faults)
+        numbers, part = _read(seeds_of, seeds, faults) or [], _read(Shard.of, shard, faults)
         where: dict[str, Any] = {"data_dir": data_dir, "download": download}
-        plan = plan_sweep(recipe, grid, overrides, seeds=numbers, runs_dir=runs_dir, **where)
+        plan = plan_sweep(recipe, grid, overrides, seeds=numbers, runs_dir=runs_dir, known=faults, **where)
         devices = named_devices(device)
         check_places(plan, csv, devices)
         mine = plan.runs if part is None else part.part(plan.runs)
@@ -74,6 +77,15 @@ def run(
             say(("left out ", "yellow"), f"{folder} of {done.csv}: {why}", to=errors)
         if done.problems or done.unread or done.left:
             raise typer.Exit(FAILED if done.problems or done.unread else UNFINISHED)
+
+
+def _read(read: Callable[[str], T], text: str | None, faults: list[str]) -> T | None:
+    """What an option says; what is wrong with it is told with all else that is."""
+    try:
+        return None if text is None else read(text)
+    except ConfigError as error:
+        faults.append(str(error))
+        return None
 
 
 class Told(ToldOfRows):
