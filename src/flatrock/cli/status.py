@@ -48,7 +48,7 @@ def run(places: Places = None, csv: Csv = None) -> None:
         if csv is not None:
             check_csv(csv)
         found = standings(find_runs(places or [DEFAULT_RUNS]))
-        show(Table(HEADER, tuple(map(_line, found))), TITLE, turn=False)
+        show(Table(HEADER, tuple(map(_line, found))), TITLE, turn=False, cut=True)
         for one in found:
             if one.why and one.status != "finished":
                 say(

@@ -111,7 +111,7 @@ def _tell_runs(runs: Sequence[Planned]) -> None:
     for one in runs:
         left, status = one.left(), one.status
         lines.append((one.folder.name, status, "FAILED" if status == "failed" else ", ".join(left) or "done"))
-    show(Table(("run", "training", "left"), tuple(lines)), turn=False)
+    show(Table(("run", "training", "left"), tuple(lines)), turn=False, cut=True)
 
 
 def _tell_plan(plan: Plan, mine: Sequence[Planned], device: Devices) -> None:
