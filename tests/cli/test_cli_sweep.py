@@ -18,9 +18,11 @@ from command_cases import Done, flatrock, refusal
 
 import flatrock as library
 import flatrock.workflows.reproduce as engine
+from flatrock.core.gaps import mean_paired
 from flatrock.core.locks import is_held
 from flatrock.core.records import read_result
 from flatrock.engine.folder import RunFolder
+from flatrock.reports.claims import points
 from flatrock.workflows.folders import making
 
 TINY = ("data.limit=512", "train.batch_size=64", "select.size=40", "train.tensorboard=false")
@@ -69,8 +71,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def lines(done: Done | str) -> list[list[str]]:
-    text = done if isinstance(done, str) else done.output
+MINUS = "each setting minus the first"
+
+
+def lines(done: Done | str, *, differences: bool = False) -> list[list[str]]:
+    """The table of the settings, or that of their differences."""
+    text = (done if isinstance(done, str) else done.output).partition(MINUS)[2 if differences else 0]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
 
 
@@ -254,6 +260,36 @@ def test_no_time_is_left(here: Path) -> None:
     assert done.exit_code == 3, done.output
     assert done.output.count("no time was left; the same command goes on") == 4
     assert [row[1] for row in lines(done)] == ["0 of 2", "0 of 2"]
+
+
+def test_differences_from_the_first_setting(again: Path) -> None:
+    """Paired by seed and by sample, in the words of the command and as values of the call."""
+    done = flatrock(*TWO)
+    assert done.exit_code == 0, done.output
+    flags = {
+        lr: [read_result(Path(f"runs/s/optimizer.lr={lr}-seed{seed}/result-best.json")).flags for seed in (0, 1)]
+        for lr in ("0.2", "0.3")
+    }
+    gap = mean_paired([(flags["0.3"][seed]["fgsm"], flags["0.2"][seed]["fgsm"]) for seed in (0, 1)])
+    table = lines(done, differences=True)
+    assert [row[:2] for row in table] == [["0.3", "seed 0"], ["0.3", "seed 1"], ["0.3", "mean of 2"]]
+    assert table[-1][3] == points(gap) + " !" * gap.beyond_chance
+    assert f"{MINUS} (optimizer.lr=0.2): points of test accuracy, paired by seed and test sample" in done.output
+    assert "of a seed alone" not in done.output
+    alone = flatrock(*TWO[:-4], "--runs-dir", "runs/s")
+    assert lines(alone, differences=True)[0][1] == "seed 0 alone"
+    assert "of a seed alone, ± is the chance of the test set" in alone.output
+    tiny: dict[str, Any] = {"data": {"limit": 512}, "select": {"size": 40}, "train": {"batch_size": 64, "epochs": 3}}
+    tiny |= {"train__tensorboard": False, "evaluate": {"attacks": ["fgsm", "pgd-3"], "batch_size": 100}}
+    (found,) = library.sweep(
+        "digits_standard", {"optimizer.lr": [0.2, 0.3]}, seeds=[0, 1], runs_dir="runs/s", device="cpu", **tiny
+    ).differences
+    assert (found.base, found.values, found.seeds) == ({"optimizer.lr": "0.2"}, {"optimizer.lr": "0.3"}, (0, 1))
+    assert found.gaps["fgsm"] == gap and len(found.by_seed["fgsm"]) == 2
+
+
+def test_a_setting_without_runs_has_no_differences(finished: Path) -> None:
+    assert MINUS not in (finished / "output").read_text(), "the other setting failed"
 
 
 def test_shards_make_the_whole_together(here: Path, calls: list[str]) -> None:

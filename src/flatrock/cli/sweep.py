@@ -17,11 +17,12 @@ from flatrock.core.device import Devices, each_device, named_devices, pick_devic
 from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import device_name
 from flatrock.core.rows import Row
+from flatrock.reports.differences import Difference, difference_table
 from flatrock.reports.sweep import swept
 from flatrock.reports.table import Table
 from flatrock.workflows.reproduce_plan import Planned
 from flatrock.workflows.sweep import Shard, Swept, make_sweep, seconds_left
-from flatrock.workflows.sweep_plan import Plan, grid_of, plan_sweep
+from flatrock.workflows.sweep_plan import Plan, grid_of, plan_sweep, told
 
 T = TypeVar("T")
 Recipe = Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")]
@@ -140,6 +141,7 @@ def _tell_outcome(plan: Plan, mine: Sequence[Planned], done: Swept) -> None:
     seeds = "mean ± standard deviation over seeds" if any(one.wanted > 1 for one in done.settings) else "one seed each"
     say(f"{plan.recipe}: test accuracy in percent, {seeds}; epochs chosen on held-out data (*: on the test set)")
     show(swept(done.settings), turn=False)
+    _tell_differences(done.differences)
     for planned in done.left:
         why = done.outcome.busy.get(planned.folder, "no time was left")
         say(("not made ", "yellow"), f"{planned.folder.name}: {why}; the same command goes on")
@@ -147,3 +149,21 @@ def _tell_outcome(plan: Plan, mine: Sequence[Planned], done: Swept) -> None:
         names = ", ".join(folder.name for folder in done.problems)
         say(("FAILED ", "bold red"), f"{len(done.problems)} of {len(mine)} runs: {names}", to=errors)
     say(f"wrote {done.csv}")
+
+
+def _tell_differences(found: Sequence[Difference]) -> None:
+    """How far every setting is from the first, and what of it cannot be told."""
+    if any(one.seeds for one in found):
+        say(
+            f"each setting minus the first ({told(found[0].base)}): points of test accuracy, paired by seed and test "
+            "sample; the mean ± its standard error; ! = more than two, of few seeds by Student's t"
+        )
+        if any(len(one.seeds) == 1 for one in found):
+            say("of a seed alone, ± is the chance of the test set, as `flatrock compare` has it, not that of seeds")
+        show(difference_table(found), turn=False)
+    for one in found:
+        for why in dict.fromkeys(one.left_out.values()):
+            seeds = ", ".join(str(seed) for seed, said in one.left_out.items() if said == why)
+            say(("not compared ", "yellow"), f"{told(one.values)}, seed {seeds}: {why}")
+        if one.unlike:
+            say(("not compared ", "yellow"), f"{told(one.values)}, {', '.join(one.unlike)}: not asked alike")
