@@ -181,7 +181,8 @@ def sweep(
 
     `grid` has the values of each key, `{"optimizer.lr": [0.05, 0.1], "threat.eps": ["4/255", "8/255"]}`; overrides are
     keys that all have in common, as in `train`. Runs lie in `runs_dir` (runs/<recipe>-sweep), in folders named after
-    what differs; what is done is skipped. `Swept.settings` has rows by setting, of all processes that share the sweep.
+    what differs; what is done is skipped. `Swept.settings` has rows by setting, of all processes that share the sweep,
+    `Swept.differences` how far each setting is from the first, paired by seed and by sample.
     """
     from flatrock.cli.sweep import Told, check_places
     from flatrock.workflows.sweep import Shard, make_sweep

@@ -153,6 +153,9 @@ def test_averaged_weights_are_what_a_run_is_known_by(runs: Path) -> None:
     folder.rewrite([replace(record, average_clean=0.5, average_robust=0.25, average_best_epoch=1)])
     now = standing(folder.path)
     assert (now.averaged, now.clean, now.robust) == (True, 0.5, 0.25)
+    found = lines(runs)
+    assert found["stopped"][2:5] == ["1/3, averaged", "50.00", "25.00"] and found["done"][2] == "3/3"
+    assert "averaged: of averaged weights" in " ".join(flatrock("status", runs).output.split())
 
 
 def test_csv(runs: Path, tmp_path: Path) -> None:

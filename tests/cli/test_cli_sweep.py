@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,8 +18,11 @@ from command_cases import Done, flatrock, refusal
 
 import flatrock as library
 import flatrock.workflows.reproduce as engine
+from flatrock.core.gaps import mean_paired
+from flatrock.core.locks import is_held
 from flatrock.core.records import read_result
 from flatrock.engine.folder import RunFolder
+from flatrock.reports.claims import points
 from flatrock.workflows.folders import making
 
 TINY = ("data.limit=512", "train.batch_size=64", "select.size=40", "train.tensorboard=false")
@@ -66,8 +71,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def lines(done: Done | str) -> list[list[str]]:
-    text = done if isinstance(done, str) else done.output
+MINUS = "each setting minus the first"
+
+
+def lines(done: Done | str, *, differences: bool = False) -> list[list[str]]:
+    """The table of the settings, or that of their differences."""
+    text = (done if isinstance(done, str) else done.output).partition(MINUS)[2 if differences else 0]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
 
 
@@ -164,6 +173,15 @@ def test_faults_of_all_points_are_told_before_any_is_trained(here: Path) -> None
     assert list(here.iterdir()) == []
 
 
+def test_faults_of_options_words_and_settings_are_told_at_once(here: Path) -> None:
+    words = ("optimizer.lr=0.1,x", "optimizer.momentom=0.9", "objective.name=at,tradess", "a=1,,2", "train.epochs")
+    said = refusal(flatrock("sweep", "digits_at", *words, "--seeds", "a", "--shard", "3/2"))
+    for fault in ("seeds must be", "shard must be", "momentom", "tradess", "optimizer.lr", "a=1,,2", "key=value"):
+        assert fault in said, said
+    assert "nothing is swept" not in refusal(flatrock("sweep", "digits_at", "--seeds", "a"))
+    assert list(here.iterdir()) == []
+
+
 def test_a_run_that_another_process_makes_is_left(again: Path, calls: list[str]) -> None:
     place = Path("runs/s") / GOOD[0]
     shutil.rmtree(place)
@@ -176,11 +194,102 @@ def test_a_run_that_another_process_makes_is_left(again: Path, calls: list[str])
     assert [row[1] for row in lines(done)] == ["1 of 2", "2"]
 
 
+def test_processes_write_the_table_in_turn(again: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They often end together, and what one has half written another would move away."""
+    import flatrock.workflows.sweep as module
+
+    held: list[bool | None] = []
+    write = module.write_csv
+    monkeypatch.setattr(
+        module, "write_csv", lambda *told: held.append(is_held(Path("runs/s/.sweep.csv.lock"))) or write(*told)
+    )
+    assert flatrock(*ALL).exit_code == 1
+    assert held == [True] and not Path("runs/s/.sweep.csv.lock").exists()
+
+
+TWO = [word.replace("0.2,1e30", "0.2,0.3") for word in ALL]
+
+
+@pytest.fixture
+def other(finished: Path, again: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    """Holds the lock of a run that is not there. It is let go, and what else it is given happens, when a run of
+    another setting has been trained here."""
+    shutil.rmtree(Path("runs/s") / GOOD[0])
+    train = engine.train_recipe
+    with ExitStack() as held:
+        held.enter_context(making(Path("runs/s") / GOOD[0]))
+
+        def trained(recipe: Any, **how: Any) -> Any:
+            if how["folder"].name != GOOD[0]:
+                held.close()
+            return train(recipe, **how)
+
+        monkeypatch.setattr(engine, "train_recipe", trained)
+        yield held
+
+
+def test_what_another_process_has_made_in_the_end_is_not_left(finished: Path, other: ExitStack) -> None:
+    there = Path("runs/s") / GOOD[0]
+    other.callback(shutil.copytree, finished / "runs" / "s" / GOOD[0], there)
+    done = flatrock(*TWO)
+    assert done.exit_code == 0, done.output
+    assert "not made" not in done.output and f"{there}, made by another process meanwhile" in done.output
+    assert [row[1] for row in lines(done)] == ["2", "2"]
+
+
+def test_what_a_killed_process_was_making_is_made_in_the_end(other: ExitStack) -> None:
+    done = flatrock(*TWO)
+    assert done.exit_code == 0, done.output
+    assert [row[1] for row in lines(done)] == ["2", "2"]
+    assert RunFolder(Path("runs/s") / GOOD[0]).run().status == "finished"
+    first = done.output.index(f"left {GOOD[0]}")
+    assert done.output.index(f"wrote runs/s/{GOOD[0]}/result-best.json") > first
+
+
+def test_time_holds_for_what_a_killed_process_was_making(other: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    over: list[bool] = []
+    other.callback(over.append, True)
+    monkeypatch.setattr(engine.Means, "late", property(lambda means: bool(over)))
+    done = flatrock(*TWO, "--limit-minutes", "9")
+    assert done.exit_code == 3, done.output
+    assert f"not made {GOOD[0]}: no time was left" in done.output, "nobody is making it"
+
+
 def test_no_time_is_left(here: Path) -> None:
     done = flatrock(*ALL, "--limit-minutes", "0")
     assert done.exit_code == 3, done.output
     assert done.output.count("no time was left; the same command goes on") == 4
     assert [row[1] for row in lines(done)] == ["0 of 2", "0 of 2"]
+
+
+def test_differences_from_the_first_setting(again: Path) -> None:
+    """Paired by seed and by sample, in the words of the command and as values of the call."""
+    done = flatrock(*TWO)
+    assert done.exit_code == 0, done.output
+    flags = {
+        lr: [read_result(Path(f"runs/s/optimizer.lr={lr}-seed{seed}/result-best.json")).flags for seed in (0, 1)]
+        for lr in ("0.2", "0.3")
+    }
+    gap = mean_paired([(flags["0.3"][seed]["fgsm"], flags["0.2"][seed]["fgsm"]) for seed in (0, 1)])
+    table = lines(done, differences=True)
+    assert [row[:2] for row in table] == [["0.3", "seed 0"], ["0.3", "seed 1"], ["0.3", "mean of 2"]]
+    assert table[-1][3] == points(gap) + " !" * gap.beyond_chance
+    assert f"{MINUS} (optimizer.lr=0.2): points of test accuracy, paired by seed and test sample" in done.output
+    assert "of a seed alone" not in done.output
+    alone = flatrock(*TWO[:-4], "--runs-dir", "runs/s")
+    assert lines(alone, differences=True)[0][1] == "seed 0 alone"
+    assert "of a seed alone, ± is the chance of the test set" in alone.output
+    tiny: dict[str, Any] = {"data": {"limit": 512}, "select": {"size": 40}, "train": {"batch_size": 64, "epochs": 3}}
+    tiny |= {"train__tensorboard": False, "evaluate": {"attacks": ["fgsm", "pgd-3"], "batch_size": 100}}
+    (found,) = library.sweep(
+        "digits_standard", {"optimizer.lr": [0.2, 0.3]}, seeds=[0, 1], runs_dir="runs/s", device="cpu", **tiny
+    ).differences
+    assert (found.base, found.values, found.seeds) == ({"optimizer.lr": "0.2"}, {"optimizer.lr": "0.3"}, (0, 1))
+    assert found.gaps["fgsm"] == gap and len(found.by_seed["fgsm"]) == 2
+
+
+def test_a_setting_without_runs_has_no_differences(finished: Path) -> None:
+    assert MINUS not in (finished / "output").read_text(), "the other setting failed"
 
 
 def test_shards_make_the_whole_together(here: Path, calls: list[str]) -> None:
@@ -200,7 +309,8 @@ def test_two_processes_share_a_sweep(here: Path) -> None:
     begin = [sys.executable, "-m", "flatrock", *words]
     both = [subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
     said = [process.communicate(timeout=300)[0] for process in both]
-    assert {process.returncode for process in both} <= {0, 3}, said
+    codes = {process.returncode for process in both}
+    assert 0 in codes and codes <= {0, 3}, said  # whose last run ends last sees that all are there
     runs = [RunFolder(path) for path in sorted(Path("runs/s").glob("optimizer*"))]
     assert [folder.run().status for folder in runs] == ["finished"] * 4
     assert [len(folder.resumptions()) for folder in runs] == [0] * 4, "each was trained by one of them"

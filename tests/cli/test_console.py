@@ -130,6 +130,37 @@ def test_a_table_that_fits_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) 
     assert rows_of(capsys.readouterr().out) == [["model", "clean"]]
 
 
+RUNS = [f"runs/a/very/long/way/optimizer.lr=0.{i}-objective=at-seed0" for i in (1, 2)]
+
+
+def shown_on(sent: StringIO, *rows: tuple[str, ...]) -> list[list[str]]:
+    show(Table(("run", "status", "clean", "more"), rows), turn=False, cut=True)
+    return rows_of(re.sub(r"\x1b\[[0-9;]*m", "", sent.getvalue()))[1:]
+
+
+def test_a_terminal_too_narrow_for_paths_shows_their_ends(terminal: StringIO) -> None:
+    rows = [(name, "finished", "99.10", "x" * 20) for name in RUNS]
+    found = shown_on(terminal, *rows)
+    assert [line[0] for line in found] == [f"…{name[-33:]}" for name in RUNS], "80 less 13 of lines, 8, 5 and 20"
+    assert [line[1:] for line in found] == [list(row[1:]) for row in rows]
+    assert {len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()} == {80}
+
+
+def test_paths_are_cut_no_further_than_tells_them_apart(terminal: StringIO) -> None:
+    found = shown_on(terminal, *((name, "finished", "99.10", "x" * 60) for name in RUNS))
+    assert [line[0] for line in found] == ["…1-objective=at-seed0", "…2-objective=at-seed0"]
+    terminal.truncate(0)
+    found = shown_on(terminal, ("runs/a/long/way/to/a", "finished", "99.10", "x" * 60))
+    assert found[0][0] == "…ng/way/to/a", "no shorter than that"
+
+
+def test_paths_that_fit_or_go_to_a_file_are_whole(terminal: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = [name[5:] for name in RUNS]
+    assert [line[0] for line in shown_on(terminal, *((name, "x", "99.10", "") for name in short))] == short
+    monkeypatch.setattr(module, "console", Console(file=(sent := StringIO()), width=50))
+    assert [line[0] for line in shown_on(sent, *((name, "finished", "99.10", "x" * 60) for name in RUNS))] == RUNS
+
+
 def test_clock() -> None:
     assert [clock(s) for s in (0, 75.4, 7322)] == ["0:00:00", "0:01:15", "2:02:02"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from flatrock.core import locks
 from flatrock.core.errors import BusyError, StateError
-from flatrock.core.locks import locked
+from flatrock.core.locks import in_turn, locked
 
 
 def test_the_second_is_told_who_is_at_work(tmp_path: Path) -> None:
@@ -93,3 +94,24 @@ def test_a_moment_is_waited_for(tmp_path: Path) -> None:
         order.append("first")
     thread.join()
     assert order == ["first", "second"] and not file.exists()
+
+
+def test_one_after_the_other_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, inside = tmp_path / "new" / "table.csv", list[int]()
+
+    def write(number: int) -> None:
+        with in_turn(file):
+            inside.append(number)
+            time.sleep(0.05)
+            inside.append(number)
+
+    threads = [Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(inside) == 6 and inside[::2] == inside[1::2], "nobody came between"
+    assert list((tmp_path / "new").iterdir()) == []
+    monkeypatch.setattr(locks, "WAIT", 0.0)
+    with in_turn(file), pytest.raises(BusyError, match=rf"is writing {file}; wait for it"):
+        write(3)

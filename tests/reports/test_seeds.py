@@ -53,8 +53,7 @@ def run(*records: EpochRecord) -> Run:
 
 
 def test_runs() -> None:
-    averaged = record(2, 0.8, 0.5, average_clean=0.9, average_robust=0.6, average_best_epoch=2)
-    runs = {0: run(record(3, 0.7, 0.4)), 1: None, 5: run(averaged)}
+    runs = {0: run(record(3, 0.7, 0.4)), 1: None, 5: run(record(2, 0.9, 0.6))}
     table = trained_seeds(runs)
     assert table.header == ("seed", "best epoch", "clean", "robust")
     assert table.rows == (
@@ -64,3 +63,17 @@ def test_runs() -> None:
         ("mean ± s.d. of 2", "", "80.00 ± 14.14", "50.00 ± 14.14"),
     )
     assert [row[0] for row in trained_seeds({0: runs[0], 1: None}).rows] == ["0", "1"]  # of one run there is no spread
+
+
+def test_averaged_weights_say_so_and_have_no_mean_with_plain_ones() -> None:
+    averaged = run(record(2, 0.8, 0.5, average_clean=0.9, average_robust=0.6, average_best_epoch=2))
+    assert trained_seeds({0: averaged, 5: averaged}).rows == (
+        ("0", "2, averaged", "90.00", "60.00"),
+        ("5", "2, averaged", "90.00", "60.00"),
+        ("mean ± s.d. of 2", "", "90.00 ± 0.00", "60.00 ± 0.00"),
+    )
+    assert trained_seeds({0: run(record(3, 0.7, 0.4)), 5: averaged}).rows == (
+        ("0", "3", "70.00", "40.00"),
+        ("5", "2, averaged", "90.00", "60.00"),
+        ("no mean: some are averaged", "", "", ""),
+    )

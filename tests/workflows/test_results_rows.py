@@ -355,7 +355,7 @@ def test_two_who_add_rows_at_once_lose_none(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(module, "read_rows", interrupted)
     if not held:
-        monkeypatch.setattr(module, "locked", lambda *words, **options: nullcontext())
+        monkeypatch.setattr(module, "in_turn", lambda *words, **options: nullcontext())
     add_rows(out, [mine])
     threads[0].join()
     names = [row.recipe for row in read(out) or []]
@@ -365,7 +365,7 @@ def test_two_who_add_rows_at_once_lose_none(tmp_path: Path, monkeypatch: pytest.
 
 def test_who_holds_a_results_file_for_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, out = fake_run(tmp_path, NAME, FOUND), tmp_path / "rows.json"
-    monkeypatch.setattr(module, "WAIT", 0.1)
+    monkeypatch.setattr("flatrock.core.locks.WAIT", 0.1)
     with locked(tmp_path / ".rows.json.lock", "adding rows to", out):
         done = flatrock("results", run, "--out", out, "--add")
     assert done.exit_code == 2 and not out.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def read(word: str) -> Any:
+    """What a word says that has no fault."""
+    faults: list[str] = []
+    said = grid_of([word], faults)
+    assert faults == []
+    return said
+
+
 @pytest.mark.parametrize(
     ("word", "values"),
     [
@@ -35,20 +44,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_values_between_commas(word: str, values: list[Any]) -> None:
-    assert grid_of([word]) == ({word.partition("=")[0]: values}, {})
+    assert read(word) == ({word.partition("=")[0]: values}, {})
 
 
 @pytest.mark.parametrize(
     ("word", "value"), [("train.epochs=3", 3), ("schedule.milestones=[50,75]", [50, 75]), ("flatness=[]", [])]
 )
 def test_a_single_value_is_an_override(word: str, value: Any) -> None:
-    assert grid_of([word]) == ({}, {word.partition("=")[0]: value})
+    assert read(word) == ({}, {word.partition("=")[0]: value})
 
 
 def test_words_that_are_none_are_told_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        grid_of(["nonsense", "a=1,,2", "b=1", "b=2,3", "c=[1,2"])
-    said = str(caught.value)
+    faults: list[str] = []
+    assert grid_of(["nonsense", "a=1,,2", "b=1", "b=2,3", "c=[1,2"], faults) == ({}, {"b": 1})
+    said = "\n".join(faults)
     assert "an override is written key=value" in said and "'a=1,,2' has a value that is empty" in said
     assert "b is given twice; write all of its values behind one key=" in said and "not readable YAML" in said
 
@@ -80,6 +89,41 @@ def test_folders_of_long_and_odd_values_are_names_that_differ() -> None:
     names = [run.folder.name for run in plan.runs]
     assert len(set(names)) == 6 and all(len(name) < 120 and name.endswith("-seed0") for name in names)
     assert not any(set(name) & set(" {}[]/:,'") for name in names)
+
+
+STRUCTURED: dict[str, list[Any]] = {
+    "flatness": [[], ["awp"], [{"name": "awp", "gamma": 0.01}, "swa"]],
+    "objective": [{"name": "at"}, {"name": "trades", "beta": 3}],
+}
+
+
+def test_folders_of_structured_values_can_be_read() -> None:
+    plan = plan_sweep("digits_at", STRUCTURED, {})
+    names = [re.sub("-[0-9a-f]{8}-", "-DIGEST-", run.folder.name) for run in plan.runs]
+    assert names == [
+        "flatness=none-objective=at-DIGEST-seed0",
+        "flatness=none-objective=trades_beta=3-DIGEST-seed0",
+        "flatness=awp-objective=at-DIGEST-seed0",
+        "flatness=awp-objective=trades_beta=3-DIGEST-seed0",
+        "flatness=awp_gamma=0.01+swa-objective=at-DIGEST-seed0",
+        "flatness=awp_gamma=0.01+swa-objective=trades_beta=3-DIGEST-seed0",
+    ]
+    assert plan.runs[2].folder.name == "flatness=awp-objective=at-e6809352-seed0"
+    steps = plan_sweep("digits_at", {"schedule.milestones": [[5, 7], [10]]}, {"schedule.name": "piecewise"})
+    assert [run.folder.name.rsplit("-", 2)[0] for run in steps.runs] == [
+        "schedule.milestones=5+7",
+        "schedule.milestones=10",
+    ]
+
+
+def test_a_sweep_with_folders_of_older_names_goes_on_in_them() -> None:
+    older = Path("runs/digits_at-sweep/flatness=_awp_-objective=_name_at_-e6809352-seed0")
+    older.mkdir(parents=True)
+    plan = plan_sweep("digits_at", STRUCTURED, {}, seeds=[0, 1])
+    assert [run.folder.name for run in plan.settings[2].runs] == [
+        older.name,
+        "flatness=awp-objective=at-e6809352-seed1",
+    ]
 
 
 def test_seeds_alone_are_a_sweep_of_one_setting() -> None:
@@ -120,6 +164,16 @@ def test_sweeps_that_are_none(grid: Any, overrides: dict[str, Any], seeds: list[
     with pytest.raises(ConfigError) as caught:
         plan_sweep("digits_at", grid, overrides, seeds=seeds)
     assert told in str(caught.value)
+
+
+def test_a_fault_of_the_grid_hides_none_of_the_recipe() -> None:
+    grid = {"optimizer.lr": [0.1, 0.1], "seed": [0, 1], "objective.name": ["at", "tradess"]}
+    with pytest.raises(ConfigError) as caught:
+        plan_sweep("digits_at", grid, {"optimizer.momentom": 0.9}, known=["seeds: no"])
+    said = str(caught.value)
+    for fault in ("seeds: no", "optimizer.lr has a value twice", "given with --seeds", "'tradess'", "'momentom'"):
+        assert said.count(fault) == 1, said
+    assert "nothing is swept" not in said
 
 
 def test_a_helper_that_is_not_there_is_to_be_made_first() -> None:

@@ -31,6 +31,8 @@ LOG_SECONDS = 10.0
 # Work of many units often begins with something slow that does not come back: after the first unit (what is compiled)
 # and after so many (what is tuned) the clock starts anew.
 WARM = 16
+# The shortest that paths are cut to, the ellipsis included.
+SHORTEST = 12
 # Wider than any table.
 UNBOUNDED = 10_000
 
@@ -149,13 +151,16 @@ def human(seconds: float) -> str:
     return f"{max(seconds, 1):.0f} s"
 
 
-def show(table: Table, title: str = "", *, turn: bool = True) -> None:
+def show(table: Table, title: str = "", *, turn: bool = True, cut: bool = False) -> None:
     """Print a table; the first column is text, the others are numbers, of which no digit is ever cut off.
 
     One too wide is turned, so that columns become lines; if that does not help, or is not wanted because there are many
-    lines, it is printed as wide as it is.
+    lines, it is printed as wide as it is. With `cut`, paths in the first column lose their beginnings on a terminal,
+    where wide lines break; a file or a program that reads gets them whole.
     """
     rich = _drawn(table, title)
+    if cut and console.is_terminal and (more := _width(rich) - console.width) > 0:
+        rich = _drawn(_cut(table, more), title)
     if turn and _width(rich) > console.width:
         turned = _drawn(_turned(table), title)
         rich = turned if _width(turned) <= console.width else rich
@@ -175,6 +180,19 @@ def _drawn(table: Table, title: str) -> RichTable:
 def _width(rich: RichTable) -> int:
     """Columns of the screen it takes with every cell in full."""
     return rich.__rich_measure__(console, console.options.update(width=UNBOUNDED)).maximum
+
+
+def _cut(table: Table, more: int) -> Table:
+    """The first column narrower by so much, or by as much as leaves ends that tell the paths apart."""
+    names = [row[0] for row in table.rows]
+    longest = max(map(len, names))
+    ends = ([_end(name, room) for name in names] for room in range(max(longest - more, SHORTEST), longest))
+    chosen = next((cut for cut in ends if len(set(cut)) == len(set(names))), names)
+    return Table(table.header, tuple((name, *row[1:]) for name, row in zip(chosen, table.rows, strict=True)))
+
+
+def _end(name: str, room: int) -> str:
+    return name if len(name) <= room else f"…{name[1 - room :]}"
 
 
 def _turned(table: Table) -> Table:

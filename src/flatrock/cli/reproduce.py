@@ -113,6 +113,7 @@ class Told(Listener):
         self._total = len(rows)
         self._waiting = sum(bool(row.left()) for row in rows)
         self._seconds: list[float] = []  # of rows that were made as a whole
+        self._elsewhere: set[Path] = set()  # folders of rows that were left to other processes
         self._begun, self._worked, self._whole = 0.0, False, False
 
     def row(self, number: int, planned: Planned, left: Sequence[str]) -> None:
@@ -120,8 +121,10 @@ class Told(Listener):
         head, place = f"row {number}/{self._total} {planned.recipe.name}", f"  {planned.folder}"
         self._begun, self._worked, self._whole = time.monotonic(), bool(left), bool(left) and planned.status == NEW
         if not left:
-            say((head, "bold"), place, "" if planned.status == "failed" else ", was done before")
+            done = "made by another process meanwhile" if planned.folder in self._elsewhere else "was done before"
+            say((head, "bold"), place, "" if planned.status == "failed" else f", {done}")
             return
+        self._waiting += planned.folder in self._elsewhere  # it had its turn, and has come back
         seconds = self._waiting * mean(self._seconds) if self._seconds else None
         pace = "" if seconds is None else f"  (about {clock(seconds)} left if rows take as long as so far)"
         self._waiting -= 1
@@ -147,6 +150,7 @@ class Told(Listener):
 
     def busy(self, planned: Planned, why: str) -> None:
         """By whom."""
+        self._elsewhere.add(planned.folder)
         say(("left ", "yellow"), f"{planned.folder.name}: {why}", to=errors)
 
     def added(self, planned: Planned, rows: Sequence[Row]) -> None:

@@ -18,7 +18,8 @@ from flatrock.reports.table import Table, percent
 from flatrock.workflows.status import DAMAGED, Standing, counted, find_runs, standings
 
 HEADER = ("run", "status", "epoch", "clean", "robust", "ETA", "evaluated", "last written")
-TITLE = "clean and robust: of the best epoch, on the data that choose epochs; worst case: on the test set"
+TITLE = "clean and robust: of the best epoch (averaged: of averaged weights), on the data that choose epochs; "
+TITLE += "worst case: on the test set"
 COLUMNS: tuple[str, ...] = (
     "run",
     "status",
@@ -47,7 +48,7 @@ def run(places: Places = None, csv: Csv = None) -> None:
         if csv is not None:
             check_csv(csv)
         found = standings(find_runs(places or [DEFAULT_RUNS]))
-        show(Table(HEADER, tuple(map(_line, found))), TITLE, turn=False)
+        show(Table(HEADER, tuple(map(_line, found))), TITLE, turn=False, cut=True)
         for one in found:
             if one.why and one.status != "finished":
                 say(
@@ -66,6 +67,7 @@ def _line(one: Standing) -> tuple[str, ...]:
     star = "*" if one.best is not None and one.best.selected_on == "test" else ""
     shares = (percent(share) + star if share is not None else "" for share in (one.clean, one.robust))
     epoch = "" if one.status == DAMAGED and not one.epoch else f"{one.epoch}/{one.epochs or '?'}"
+    epoch += ", averaged" if one.averaged else ""
     status = "FAILED" if one.status == "failed" else one.status.upper() if one.status == DAMAGED else one.status
     eta = "" if one.eta is None else clock(one.eta)
     return (str(one.folder), status, epoch, *shares, eta, _evaluated(one), _time(one.written))

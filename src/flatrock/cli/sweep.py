@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,14 +14,17 @@ from flatrock.cli.reproduce import DataDir, Device, Download, DryRun, Limit
 from flatrock.cli.reproduce import Told as ToldOfRows
 from flatrock.cli.shared import FAILED, UNFINISHED, check_csv, check_out, seeds_of
 from flatrock.core.device import Devices, each_device, named_devices, pick_device
+from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import device_name
 from flatrock.core.rows import Row
+from flatrock.reports.differences import Difference, difference_table
 from flatrock.reports.sweep import swept
 from flatrock.reports.table import Table
 from flatrock.workflows.reproduce_plan import Planned
 from flatrock.workflows.sweep import Shard, Swept, make_sweep, seconds_left
-from flatrock.workflows.sweep_plan import Plan, grid_of, plan_sweep
+from flatrock.workflows.sweep_plan import Plan, grid_of, plan_sweep, told
 
+T = TypeVar("T")
 Recipe = Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`, or a YAML file")]
 Values = Annotated[
     list[str] | None,
@@ -54,10 +57,11 @@ def run(
 ) -> None:
     """Train and evaluate every combination of values for every seed; what is done is skipped, the rest goes on."""
     with friendly("the same command goes on where this one stopped"):
-        grid, overrides = grid_of(values or [])
-        numbers, part = [] if seeds is None else seeds_of(seeds), None if shard is None else Shard.of(shard)
+        faults: list[str] = []
+        grid, overrides = grid_of(values or [], faults)
+        numbers, part = _read(seeds_of, seeds, faults) or [], _read(Shard.of, shard, faults)
         where: dict[str, Any] = {"data_dir": data_dir, "download": download}
-        plan = plan_sweep(recipe, grid, overrides, seeds=numbers, runs_dir=runs_dir, **where)
+        plan = plan_sweep(recipe, grid, overrides, seeds=numbers, runs_dir=runs_dir, known=faults, **where)
         devices = named_devices(device)
         check_places(plan, csv, devices)
         mine = plan.runs if part is None else part.part(plan.runs)
@@ -74,6 +78,15 @@ def run(
             say(("left out ", "yellow"), f"{folder} of {done.csv}: {why}", to=errors)
         if done.problems or done.unread or done.left:
             raise typer.Exit(FAILED if done.problems or done.unread else UNFINISHED)
+
+
+def _read(read: Callable[[str], T], text: str | None, faults: list[str]) -> T | None:
+    """What an option says; what is wrong with it is told with all else that is."""
+    try:
+        return None if text is None else read(text)
+    except ConfigError as error:
+        faults.append(str(error))
+        return None
 
 
 class Told(ToldOfRows):
@@ -99,7 +112,7 @@ def _tell_runs(runs: Sequence[Planned]) -> None:
     for one in runs:
         left, status = one.left(), one.status
         lines.append((one.folder.name, status, "FAILED" if status == "failed" else ", ".join(left) or "done"))
-    show(Table(("run", "training", "left"), tuple(lines)), turn=False)
+    show(Table(("run", "training", "left"), tuple(lines)), turn=False, cut=True)
 
 
 def _tell_plan(plan: Plan, mine: Sequence[Planned], device: Devices) -> None:
@@ -128,6 +141,7 @@ def _tell_outcome(plan: Plan, mine: Sequence[Planned], done: Swept) -> None:
     seeds = "mean ± standard deviation over seeds" if any(one.wanted > 1 for one in done.settings) else "one seed each"
     say(f"{plan.recipe}: test accuracy in percent, {seeds}; epochs chosen on held-out data (*: on the test set)")
     show(swept(done.settings), turn=False)
+    _tell_differences(done.differences)
     for planned in done.left:
         why = done.outcome.busy.get(planned.folder, "no time was left")
         say(("not made ", "yellow"), f"{planned.folder.name}: {why}; the same command goes on")
@@ -135,3 +149,21 @@ def _tell_outcome(plan: Plan, mine: Sequence[Planned], done: Swept) -> None:
         names = ", ".join(folder.name for folder in done.problems)
         say(("FAILED ", "bold red"), f"{len(done.problems)} of {len(mine)} runs: {names}", to=errors)
     say(f"wrote {done.csv}")
+
+
+def _tell_differences(found: Sequence[Difference]) -> None:
+    """How far every setting is from the first, and what of it cannot be told."""
+    if any(one.seeds for one in found):
+        say(
+            f"each setting minus the first ({told(found[0].base)}): points of test accuracy, paired by seed and test "
+            "sample; the mean ± its standard error; ! = more than two, of few seeds by Student's t"
+        )
+        if any(len(one.seeds) == 1 for one in found):
+            say("of a seed alone, ± is the chance of the test set, as `flatrock compare` has it, not that of seeds")
+        show(difference_table(found), turn=False)
+    for one in found:
+        for why in dict.fromkeys(one.left_out.values()):
+            seeds = ", ".join(str(seed) for seed, said in one.left_out.items() if said == why)
+            say(("not compared ", "yellow"), f"{told(one.values)}, seed {seeds}: {why}")
+        if one.unlike:
+            say(("not compared ", "yellow"), f"{told(one.values)}, {', '.join(one.unlike)}: not asked alike")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from flatrock.engine.folder import ENDED, RunFolder
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.schema import Recipe
 from flatrock.reports.seeds import trained_seeds
-from flatrock.workflows.folders import check_untrained, is_made, making, nothing_lost, place_faults
+from flatrock.workflows.folders import check_untrained, elsewhere_made, is_made, making, nothing_lost, place_faults
 
 # Trains a recipe into a folder and tells how it went; None if that failed.
 Train = Callable[..., Run | None]
@@ -75,15 +75,25 @@ class SeveralSeeds:
         """The runs, None for one that failed; and why some are left to others, who train them now."""
         runs: dict[int, Run | None] = {}
         left: dict[int, str] = {}
-        for seed in self.recipes:
-            say(f"seed {seed}")
-            try:
-                with making(self.folders[seed]):
-                    runs[seed] = self._one(seed, train, how)
-            except BusyError as error:
-                left[seed] = str(error)
-                say(("left ", "yellow"), f"seed {seed}: {error}", to=errors)
-        return runs, left
+
+        def turns(seeds: Sequence[int]) -> bool:
+            """Whether one of these is there now."""
+            for seed in seeds:
+                say(f"seed {seed}")
+                try:
+                    with making(self.folders[seed]):
+                        runs[seed] = self._one(seed, train, how)
+                        left.pop(seed, None)
+                except BusyError as error:
+                    left[seed] = str(error)
+                    say(("left ", "yellow"), f"seed {seed}: {error}", to=errors)
+            return not left.keys() >= set(seeds)
+
+        turns(list(self.recipes))
+        # Others may have ended, or been killed, since their seeds were passed. A look that changes nothing is the last.
+        while turns([seed for seed in left if not elsewhere_made(self.folders[seed])]):
+            pass
+        return {seed: runs[seed] for seed in self.recipes if seed in runs}, left
 
     def _one(self, seed: int, train: Train, how: Mapping[str, Any]) -> Run | None:
         folder, resume, overwrite = RunFolder(self.folders[seed]), self.resume, self.overwrite

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +23,8 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 # Seconds until one who waits looks again, and how long everybody does: who asks `is_held` holds it for an instant.
 AGAIN, INSTANT = 0.02, 0.1
+# Seconds one waits for another who writes the same file, which takes one at most; a page with pictures, a few.
+WAIT = 60.0
 
 
 @contextmanager
@@ -42,6 +44,15 @@ def locked(path: Path, doing: str, place: Path, *, wait: float = INSTANT) -> Ite
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def in_turn(path: Path, doing: str = "writing") -> Iterator[None]:
+    """Write a file that several processes may write, one after the other; BusyError if one of them takes long."""
+    with suppress(OSError):  # told by the lock
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f".{path.name}.lock"), doing, path, wait=WAIT):
+        yield
 
 
 def is_held(path: Path) -> bool | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.files import read_record, write_atomic
-from flatrock.core.locks import locked
+from flatrock.core.locks import in_turn
 from flatrock.core.provenance import VERSION, commit
 from flatrock.core.records import COLLAPSED
 
@@ -29,8 +28,6 @@ DISTANCE = "mean_distance "
 LATER = ("distances", "where", "more")
 # What `select=test data.held_out=0` changes in a recipe: the way in which most papers chose their best epochs.
 ON_TEST = {"data.held_out: 0", "select.data: 'test'"}
-# Seconds one waits for another who adds rows to the same file, which takes one at most.
-WAIT = 60.0
 
 
 def chosen_on_test(changes: Iterable[str]) -> bool:
@@ -238,9 +235,7 @@ def add_rows(path: Path, new: Sequence[Row]) -> list[Row]:
 
     Several processes may do so: each sees what the others have written. BusyError if one holds the file for long.
     """
-    with suppress(OSError):  # told by the lock
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{path.name}.lock"), "adding rows to", path, wait=WAIT):
+    with in_turn(path, "adding rows to"):
         rows = added((read_rows(path) or []) if path.exists() else [], new)
         write_rows(path, rows)
     return rows

@@ -14,8 +14,12 @@ from flatrock.reports.table import Table, comparison, percent
 
 
 def trained_seeds(runs: Mapping[int, Run | None]) -> Table:
-    """One row per seed: the epoch evaluations take, its accuracies when it was chosen; None is a run that failed."""
+    """One row per seed: the epoch evaluations take, its accuracies when it was chosen; None is a run that failed.
+
+    Those of averaged weights say so, and have no mean with those of plain ones.
+    """
     rows: list[tuple[str, ...]] = []
+    kinds: set[bool] = set()
     clean: list[float | None] = []
     robust: list[float | None] = []
     for seed, run in runs.items():
@@ -24,10 +28,14 @@ def trained_seeds(runs: Mapping[int, Run | None]) -> Table:
             rows.append((str(seed), "FAILED" if run is None else "collapsed", "", ""))
             continue
         averaged = run.best_average is not None
+        kinds.add(averaged)
         clean.append(best.average_clean if averaged else best.clean)
         robust.append(best.average_robust if averaged else best.robust)
-        rows.append((str(seed), str(best.epoch), percent(clean[-1]), percent(robust[-1])))
-    if len(clean) > 1:
+        epoch = f"{best.epoch}{', averaged' if averaged else ''}"
+        rows.append((str(seed), epoch, percent(clean[-1]), percent(robust[-1])))
+    if len(kinds) > 1:
+        rows.append(("no mean: some are averaged", "", "", ""))
+    elif len(clean) > 1:
         rows.append((f"mean ± s.d. of {len(clean)}", "", spread(clean), spread(robust)))
     return Table(("seed", "best epoch", "clean", "robust"), tuple(rows))
 

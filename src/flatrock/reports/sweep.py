@@ -30,8 +30,8 @@ def swept(settings: Sequence[Settled]) -> Table:
     """Test accuracies of the checkpoint each run is known by, in percent: mean ± standard deviation over seeds.
 
     Further evaluations of recipes have columns of their own, and no part in the worst case. A setting of one seed has
-    no deviation. `*`: epochs were chosen on the test set. Seeds that failed, or give one answer to everything, are
-    counted beside those whose numbers these are.
+    no deviation, one of averaged and of plain weights no mean. `*`: epochs were chosen on the test set. Seeds that
+    failed, or give one answer to everything, are counted beside those whose numbers these are.
     """
     names = dict.fromkeys(name for one in settings for row in one.rows for name in _main(row).verdicts)
     measures = [
@@ -44,7 +44,7 @@ def swept(settings: Sequence[Settled]) -> Table:
     for one in settings:
         star = "*" if any(_main(row).marks for row in one.rows) else ""
         shares = [[_share(row, name) for row in one.rows] for name in measures]
-        cells = [text + star if (text := spread(column)) else "" for column in shares]
+        cells = [text + star if (text := spread(column)) and not _mixed(one) else "" for column in shares]
         lines.append((*(one.values[key] for key in keys), _seeds(one), *cells))
     return Table((*keys, "seeds", *measures), tuple(lines))
 
@@ -66,4 +66,9 @@ def _seeds(one: Settled) -> str:
     told += [f"{len(one.failed)} FAILED"] if one.failed else []
     told += [f"{n} COLLAPSED"] if (n := sum(row.collapsed for row in one.rows)) else []
     told += [f"{n} not averaged"] if (n := sum(row.stands_in for row in one.rows)) else []
-    return ", ".join(told)
+    return ", ".join(told) + (": no mean" if _mixed(one) else "")
+
+
+def _mixed(one: Settled) -> bool:
+    """Whether some runs are known by averaged weights, and some by plain ones in their place."""
+    return len({row.stands_in for row in one.rows}) > 1

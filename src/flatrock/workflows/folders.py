@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flatrock.core.errors import BusyError
 from flatrock.core.locks import is_held, locked
 from flatrock.core.progress import Silent
 from flatrock.engine.folder import RunFolder, differences
@@ -29,6 +30,18 @@ def making(place: Path) -> Iterator[None]:
 def is_made(place: Path) -> bool:
     """Whether a process makes or trains this run now."""
     return bool(is_held(_lock(place)) or is_held(RunFolder(place).lock))
+
+
+def elsewhere_made(place: Path) -> str:
+    """Which process makes or trains this run now, in words; nothing if none does."""
+    try:
+        if is_held(_lock(place)):  # who asks for it in vain is told by whom it is held
+            with making(place):
+                pass
+        check_untrained(RunFolder(place))
+    except BusyError as error:
+        return str(error)
+    return ""
 
 
 def check_untrained(folder: RunFolder) -> None:

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from flatrock.core.bands import Bands, missed
@@ -24,7 +24,7 @@ from flatrock.evaluation.journal import discard_left_over
 from flatrock.recipes.restore import stored_recipe
 from flatrock.workflows.evaluate import evaluate_run, store_result
 from flatrock.workflows.expected import expected_bands
-from flatrock.workflows.folders import making
+from flatrock.workflows.folders import elsewhere_made, making
 from flatrock.workflows.reproduce_plan import NEW, Planned
 from flatrock.workflows.results import collect_run, take_attacks
 from flatrock.workflows.train import train_recipe
@@ -34,7 +34,7 @@ class Listener:
     """Told what becomes of the rows, and says nothing."""
 
     def row(self, number: int, planned: Planned, left: Sequence[str]) -> None:
-        """The row with this number, from 1, has its turn; `left` is to be done."""
+        """The row with this number, from 1, has its turn; `left` is to be done. One that was busy may have another."""
 
     def trained(self, planned: Planned, run: Run) -> None:
         """A run ended."""
@@ -56,8 +56,9 @@ class Listener:
 class Outcome:
     """The rows in their order, why some are not what they should be, and those left for the next time.
 
-    There was no time for those, or they are `busy`: another process was making them. `bands`, by the key of a row, are
-    what its recipe expects. `lacking` are recipes of a published table that were left out, and what they would need.
+    There was no time for those, or they are `busy`: another process is making them, at the end, too. `bands`, by the
+    key of a row, are what its recipe expects. `lacking` are recipes of a published table that were left out, and what
+    they would need.
     """
 
     rows: Sequence[Row]
@@ -106,47 +107,87 @@ def reproduce_rows(
 ) -> Outcome:
     """Train, evaluate and collect every row, except for what is done; `out`, if there is one, is written after each.
 
-    A row that fails does not end the others. Rows in `out` that are not among these are kept.
+    A row that fails does not end the others. Rows in `out` that are not among these are kept. Those that other
+    processes were making are looked at again in the end: what is there is collected, what nobody makes now is made.
     """
     deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     means = Means(data_dir=data_dir, download=download, device=device, deadline=deadline, progress=progress or Silent())
-    told, rows, left = listener or Listener(), list[Row](), list[Planned]()
-    problems: dict[Path, str] = {}
-    busy: dict[Path, str] = {}
-    for number, one in enumerate(planned, 1):
-        todo = one.left()
-        if todo and means.late:
-            left.append(one)
-            continue
-        told.row(number, one, todo)
+    table = _Table(out=out, means=means, told=listener or Listener())
+    left = table.turns(list(enumerate(planned, 1)))
+    # Others may have ended, or been killed, since their rows were passed. A look that changes nothing is the last.
+    while left and len(still := table.turns(left, again=True)) < len(left):
+        left = still
+    rows = [row for one in planned for row in table.rows.get(one.folder, ())]
+    bands = expected_bands(rows, [one.recipe for one in planned])
+    busy = {one.folder: table.busy[one.folder] for _, one in left if one.folder in table.busy}
+    return Outcome(rows=rows, problems=table.problems, left=[one for _, one in left], busy=busy, bands=bands)
+
+
+@dataclass
+class _Table:
+    """Rows in the making: what there is of them by now, by their folders, in the order in which it came to be."""
+
+    _: KW_ONLY
+    out: Path | None
+    means: Means
+    told: Listener
+    rows: dict[Path, list[Row]] = field(default_factory=dict)
+    problems: dict[Path, str] = field(default_factory=dict)
+    busy: dict[Path, str] = field(default_factory=dict)
+
+    def turns(self, planned: Sequence[tuple[int, Planned]], *, again: bool = False) -> list[tuple[int, Planned]]:
+        """Make rows, each with its number; those that are left. What is still left `again` is not told again."""
+        left: list[tuple[int, Planned]] = []
+        for number, one in planned:
+            elsewhere = [other for _, other in left if other.folder in self.busy]
+            if again:
+                self._look_again(one, elsewhere)
+            todo = one.left()
+            if todo and (self.means.late or one.folder in self.busy):
+                left.append((number, one))
+                continue
+            self.told.row(number, one, todo)
+            if self._made(one, todo, elsewhere):
+                self.told.added(one, [row for rows in self.rows.values() for row in rows])
+            else:
+                left.append((number, one))
+        return left
+
+    def _look_again(self, one: Planned, elsewhere: Sequence[Planned]) -> None:
+        """Whether others are making it now: who was may be done, or killed, and his lock free."""
+        self.busy.pop(one.folder, None)
+        if why := elsewhere_made(one.folder) or _lacks(one, elsewhere):
+            self.busy[one.folder] = why
+
+    def _made(self, one: Planned, todo: Sequence[str], elsewhere: Sequence[Planned]) -> bool:
+        """Make a row; False if it is left."""
         try:
-            _check_needs(one, [other for other in left if other.folder in busy])
+            if why := _lacks(one, elsewhere):
+                raise BusyError(why)
             with making(one.folder) if todo else nullcontext():
-                rows.append(_row(one, means, told))
+                self.rows[one.folder] = [_row(one, self.means, self.told)]
         except (_OutOfTime, BusyError) as error:
-            left.append(one)
             if isinstance(error, BusyError):
-                busy[one.folder] = str(error)
-                told.busy(one, str(error))
-            continue
+                self.busy[one.folder] = str(error)
+                self.told.busy(one, str(error))
+            return False
         except BrokenPipeError:  # of who listens, not of the row
             raise
         except Exception as error:  # whatever it is, of a network or a GPU: the other rows are made
-            problems[one.folder] = _traced(one, error)
-            told.failed(one, problems[one.folder])
-            rows += _as_it_is(one, means)
-        if out is not None:
-            add_rows(out, rows)
-        told.added(one, rows)
-    bands = expected_bands(rows, [one.recipe for one in planned])
-    return Outcome(rows=rows, problems=problems, left=left, busy=busy, bands=bands)
+            self.problems[one.folder] = _traced(one, error)
+            self.told.failed(one, self.problems[one.folder])
+            self.rows[one.folder] = _as_it_is(one, self.means)
+        if self.out is not None:
+            add_rows(self.out, [row for rows in self.rows.values() for row in rows])
+        return True
 
 
-def _check_needs(planned: Planned, others: Sequence[Planned]) -> None:
-    """BusyError if one of these, which other processes make, has to be trained first."""
-    for other in others:
+def _lacks(planned: Planned, elsewhere: Sequence[Planned]) -> str:
+    """Which of these, that other processes make, has to be trained before this row, in words; nothing if none."""
+    for other in elsewhere:
         if other.folder in planned.needs and "train" in other.left() and planned.left():
-            raise BusyError(f"it needs {other.folder}, into which another process is training; wait for it")
+            return f"it needs {other.folder}, into which another process is training; wait for it"
+    return ""
 
 
 def _row(planned: Planned, means: Means, told: Listener) -> Row:

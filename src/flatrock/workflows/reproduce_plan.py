@@ -131,8 +131,13 @@ def checked_rows(
         for fault in _faults(row, rows, data_dir, download, option, alone=alone):
             faults.setdefault(fault, []).append(row.folder.name)
     if faults:
-        raise ConfigError("nothing was begun:", tuple(_told(*fault) for fault in faults.items()))
+        raise nothing_begun(faults)
     return _ordered(rows)
+
+
+def nothing_begun(faults: Mapping[str, Sequence[str]]) -> ConfigError:
+    """All faults of rows that were to be made, each once, with the names of those that have it."""
+    return ConfigError("nothing was begun:", tuple(_told(*fault) for fault in faults.items()))
 
 
 def _told(fault: str, names: Sequence[str]) -> str:

@@ -11,40 +11,33 @@ import torch
 
 from flatrock.core.errors import ConfigError, FlatrockError
 from flatrock.core.files import write_csv
+from flatrock.core.locks import in_turn
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import Row
 from flatrock.engine.folder import UNENDED, RunFolder
 from flatrock.recipes.schema import Recipe
+from flatrock.reports.differences import Difference
 from flatrock.workflows.cost import estimate
 from flatrock.workflows.reproduce import Listener, Outcome, reproduce_rows
 from flatrock.workflows.reproduce_plan import NEW, Planned
-from flatrock.workflows.results import collect_run
 from flatrock.workflows.sheet import sheet
 from flatrock.workflows.sweep_plan import Plan
+from flatrock.workflows.sweep_settled import Settled, differences, settled
 
 # The time of so many settings at most is estimated, half a second each; others are taken to be like them.
 ESTIMATED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
-    """What there is of a setting: rows of the runs that were evaluated, folders of those that failed, and how many
-    runs it has in all; the others are not made yet."""
-
-    values: Mapping[str, str]
-    rows: tuple[Row, ...]
-    failed: tuple[Path, ...]
-    wanted: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Swept:
     """What a sweep came to: its settings, whoever made their runs, and what became of the runs of this call.
 
-    `csv` has a line for every result of every run, but those `unread`, each with the reason.
+    `differences` are those of every setting but the first from the first, in their order. `csv` has a line for every
+    result of every run, but those `unread`, each with the reason.
     """
 
     settings: Sequence[Settled]
+    differences: Sequence[Difference]
     outcome: Outcome
     csv: Path
     unread: Mapping[Path, str]
@@ -98,13 +91,15 @@ def make_sweep(
     """Make the runs that are missing (`how`: see reproduce_rows), then look at all there are, and write `csv`."""
     mine = plan.runs if shard is None else shard.part(plan.runs)
     outcome = reproduce_rows(mine, None, limit_minutes=limit_minutes, progress=progress, listener=listener, **how)
-    # One that another process begins right now has no recipe yet.
-    known = [run.folder for run in plan.runs if run.status != NEW and RunFolder(run.folder).recipe.is_file()]
-    unread = {folder: why for folder in known if (why := _unreadable(folder))}
-    table = sheet([folder for folder in known if folder not in unread], Silent())
     target = csv or plan.runs_dir / "sweep.csv"
-    write_csv(target, table.header, table.rows)
-    return Swept(settings=settled(plan, outcome), outcome=outcome, csv=target, unread=unread)
+    with in_turn(target):  # processes that share a sweep often end together
+        # One that another process begins right now has no recipe yet.
+        known = [run.folder for run in plan.runs if run.status != NEW and RunFolder(run.folder).recipe.is_file()]
+        unread = {folder: why for folder in known if (why := _unreadable(folder))}
+        table = sheet([folder for folder in known if folder not in unread], Silent())
+        write_csv(target, table.header, table.rows)
+    found = settled(plan, outcome)
+    return Swept(settings=found, differences=differences(found), outcome=outcome, csv=target, unread=unread)
 
 
 def _unreadable(folder: Path) -> str:
@@ -114,31 +109,6 @@ def _unreadable(folder: Path) -> str:
     except FlatrockError as error:
         return str(error)
     return ""
-
-
-def settled(plan: Plan, outcome: Outcome) -> list[Settled]:
-    """What there is of every setting, made by this process or by others."""
-    found = []
-    for setting in plan.settings:
-        rows = {run.folder: _row(run, outcome) for run in setting.runs}
-        good = tuple(row for row in rows.values() if row is not None and row.main is not None)
-        failed = tuple(
-            folder
-            for folder, row in rows.items()
-            if folder in outcome.problems or (row is not None and row.status == "failed")
-        )
-        found.append(Settled(values=setting.values, rows=good, failed=failed, wanted=len(setting.runs)))
-    return found
-
-
-def _row(run: Planned, outcome: Outcome) -> Row | None:
-    """The row of a run that has ended, if it has been evaluated as its recipe says; None of others."""
-    if run.folder in outcome.problems:
-        return None
-    try:
-        return None if run.status in (NEW, *UNENDED) else collect_run(run.folder, Silent())
-    except FlatrockError:  # another process is at it: a result of older weights, half a file
-        return None
 
 
 def seconds_left(plan: Plan, runs: Sequence[Planned], device: torch.device) -> tuple[float | None, int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatrock.core.errors import ConfigError, FlatrockError, is_plain, shown
+from flatrock.core.errors import FlatrockError, is_plain, shown
 from flatrock.core.files import brief, json_text, sha256
 from flatrock.recipes.changed import in_a_word
 from flatrock.recipes.load import load_recipe, load_seeds
@@ -18,7 +18,7 @@ from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import sources
 from flatrock.workflows.cost import known_samples
-from flatrock.workflows.reproduce_plan import Planned, checked_rows
+from flatrock.workflows.reproduce_plan import Planned, checked_rows, nothing_begun
 
 # The longest part of a folder's name that says what a setting is.
 NAME = 100
@@ -52,11 +52,10 @@ class Plan:
         return [run for setting in self.settings for run in setting.runs]
 
 
-def grid_of(words: Iterable[str]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    """`key=v1,v2` are the values of a grid, `key=v` is an override of all; ConfigError tells all that is wrong."""
+def grid_of(words: Iterable[str], faults: list[str]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """`key=v1,v2` are the values of a grid, `key=v` is an override of all; what is wrong is added to the faults."""
     grid: dict[str, list[Any]] = {}
     overrides: dict[str, Any] = {}
-    faults: list[str] = []
     for word in words:
         key, sign, text = word.partition("=")
         parts = _parted(text)
@@ -71,8 +70,6 @@ def grid_of(words: Iterable[str]) -> tuple[dict[str, list[Any]], dict[str, Any]]
                 grid.setdefault(name, []).append(value)
             else:
                 overrides[name] = value
-    if faults:
-        raise ConfigError("nothing was begun:", tuple(faults))
     return grid, overrides
 
 
@@ -102,13 +99,17 @@ def plan_sweep(
     runs_dir: Path | None = None,
     data_dir: Path | None = None,
     download: bool = False,
+    known: Sequence[str] = (),
 ) -> Plan:
     """Every combination of the grid for every seed, in folders named after it; ConfigError lists what is wrong with
-    any of them. Nothing is written."""
+    any of them, and faults that are `known`. Nothing is written."""
     grid = {dotted(key): values for key, values in grid.items()}
-    _check_grid(grid, overrides, seeds)
-    faults: dict[str, list[str]] = {}
-    loaded = _loaded(source, grid, overrides, seeds, faults)
+    odd = _grid_faults(grid, overrides, seeds, known)
+    faults: dict[str, list[str]] = {fault: [] for fault in (*known, *odd.values())}
+    whole = not faults
+    loaded = _loaded(source, {k: v for k, v in grid.items() if k not in odd}, overrides, seeds, faults)
+    if not whole:  # what is left of the sweep is not the one that is meant: its folders are not looked at
+        raise nothing_begun(faults)
     faults |= _same_weights(loaded)
     where = runs_dir or DEFAULT_RUNS / (f"{loaded[0][0][0].name}-sweep" if loaded else "sweep")
     rows = [_planned(recipe, values, where) for recipes, values in loaded for recipe in recipes]
@@ -148,29 +149,35 @@ def _loaded(
 
 
 def _planned(recipe: Recipe, values: Mapping[str, str], where: Path) -> Planned:
-    return Planned(recipe=recipe, folder=where / _folder(recipe.name, values, recipe.seed))
+    older = where / _folder(recipe.name, values, recipe.seed, values.get)
+    folder = where / _folder(recipe.name, values, recipe.seed, lambda key: _readable(values[key]))
+    return Planned(recipe=recipe, folder=older if older.exists() else folder)  # a sweep that was begun so goes on there
 
 
-def _check_grid(grid: Mapping[str, Sequence[Any]], overrides: Mapping[str, Any], seeds: Sequence[int]) -> None:
-    faults = []
+def _grid_faults(
+    grid: Mapping[str, Sequence[Any]], overrides: Mapping[str, Any], seeds: Sequence[int], known: Sequence[str]
+) -> dict[str, str]:
+    """What is wrong with the keys that have several values; without a key, that there is nothing to sweep."""
+    faults = {}
     for key, values in grid.items():
-        if isinstance(values, str | Mapping) or not isinstance(values, Sequence) or not values:
-            faults.append(f"{key}: a grid has a list of values for each key, got {shown(values)}")
+        if key == "seed":
+            faults[key] = (
+                "seed: seeds are given with --seeds 0,1,2 (in Python: seeds=[0, 1, 2]), which are not settings"
+            )
+        elif isinstance(values, str | Mapping) or not isinstance(values, Sequence) or not values:
+            faults[key] = f"{key}: a grid has a list of values for each key, got {shown(values)}"
         elif odd := [value for value in values if not is_plain(value)]:
-            faults.append(f"{key}: got {shown(odd[0])}; values are those that a recipe file can hold")
+            faults[key] = f"{key}: got {shown(odd[0])}; values are those that a recipe file can hold"
         elif key in {dotted(name) for name in overrides}:
-            faults.append(f"{key} is both in the grid and an override; leave one out")
+            faults[key] = f"{key} is both in the grid and an override; leave one out"
         elif len(set(map(in_a_word, values))) < len(values):
-            faults.append(f"{key} has a value twice, got {', '.join(map(in_a_word, values))}; leave one out")
-    if "seed" in grid:
-        faults.append("seed: seeds are given with --seeds 0,1,2 (in Python: seeds=[0, 1, 2]), which are not settings")
-    if not faults and len(seeds) < 2 and all(len(values) < 2 for values in grid.values()):
-        faults.append(
+            faults[key] = f"{key} has a value twice, got {', '.join(map(in_a_word, values))}; leave one out"
+    if not (faults or known) and len(seeds) < 2 and all(len(values) < 2 for values in grid.values()):
+        faults[""] = (
             "nothing is swept: give a key several values, such as optimizer.lr=0.05,0.1, or --seeds 0-2; one run is "
             "made by `flatrock train`"
         )
-    if faults:
-        raise ConfigError("nothing was begun:", tuple(faults))
+    return faults
 
 
 def _recipes(source: str | Path, overrides: Mapping[str, Any], seeds: Sequence[int]) -> list[Recipe]:
@@ -203,10 +210,24 @@ def told(values: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items()) or "as it is"
 
 
-def _folder(name: str, values: Mapping[str, str], seed: int) -> str:
-    """Named after what differs, in whatever order it was said."""
+def _folder(name: str, values: Mapping[str, str], seed: int, part: Callable[[str], object]) -> str:
+    """Named after what differs, in whatever order it was said; what a name cannot say whole leaves a digest there."""
     said = "-".join(f"{key}={values[key]}" for key in sorted(values)) or name
     slashed = said.replace("/", "_")  # 8_255 says enough
-    safe = re.sub(r"[^\w.=+-]+", "_", slashed)
+    parts = "-".join(f"{key}={part(key)}" for key in sorted(values)) or name
+    safe = re.sub(r"[^\w.=+-]+", "_", parts.replace("/", "_"))
     safe = brief(safe, NAME) if safe == slashed else f"{safe[: NAME - 9]}-{sha256(said)[:8]}"
     return f"{safe}-seed{seed}"
+
+
+def _readable(word: str) -> str:
+    """A value for a folder's name: [50, 75] is 50+75, [{name: awp, gamma: 0.01}] is awp_gamma=0.01."""
+    import yaml
+
+    def said(value: Any) -> str:
+        if isinstance(value, Mapping):
+            options = [f"{key}={said(one)}" for key, one in value.items() if key != "name"]
+            return "_".join([*([said(value["name"])] if "name" in value else []), *options])
+        return ("+".join(map(said, value)) or "none") if isinstance(value, list) else in_a_word(value)
+
+    return said(yaml.safe_load(word)) if word.startswith(("[", "{")) else word
