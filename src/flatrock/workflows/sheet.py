@@ -210,6 +210,6 @@ def _cell(value: Any) -> Any:
     """Numbers are written alike: 6 of one recipe and 6.0 of another are one group."""
     if value is None:
         return NULL
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return json_text(value) if isinstance(value, list | dict) else value
