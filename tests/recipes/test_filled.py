@@ -126,7 +126,7 @@ def test_settings_are_in_the_record_of_a_run_once(tmp_path: Path) -> None:
         train_recipe("digits_at", folder=run.folder, resume=True, **SMALL, **{"objective.beta": 6, "flatness": "awp"})
     said = str(caught.value)
     assert "objective.beta: 6.0 (by default) there, 6 asked for" in said and "None" not in said
-    assert "flatness: [] (by default) there, ['awp'] asked for" in said and "name the run alone to continue" in said
+    assert "flatness: [] there, ['awp'] asked for" in said and "name the run alone to continue" in said
 
 
 def test_differences_name_what_is_in_effect() -> None:

@@ -69,7 +69,8 @@ def same_training(recipe: Recipe) -> str:
 
 def unlike(there: Recipe, asked: Recipe) -> list[str]:
     """In what keys that decide the weights, as they were given, recipes differ: `key: this there, that asked for`."""
-    (old, all_old), (new, all_new) = ((leaves(r.training_keys()), leaves(in_full(r))) for r in (there, asked))
+    old, new = (leaves(recipe.deciding(recipe.resolved())) for recipe in (there, asked))
+    all_old, all_new = (leaves(in_full(recipe)) for recipe in (there, asked))
     keys = [key for key in sorted(old.keys() | new.keys()) if json_text(old.get(key)) != json_text(new.get(key))]
     return [f"{key}: {_said(key, old, all_old)} there, {_said(key, new, all_new)} asked for" for key in keys]
 
