@@ -14,9 +14,8 @@ from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.objectives.gat import GAT
-from flatrock.recipes.build import build_attack
 from flatrock.recipes.load import load_recipe
-from flatrock.recipes.pieces import recipe_hash
+from flatrock.recipes.pieces import build_attack, recipe_hash
 from flatrock.workflows.cost import estimate
 
 KEYS = ("weight", "rise", "rise_after")

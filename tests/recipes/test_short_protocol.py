@@ -19,9 +19,9 @@ from flatrock.core.tensorfile import load
 from flatrock.engine.folder import RunFolder
 from flatrock.engine.job import ProbeOutcome
 from flatrock.recipes import build, probe
-from flatrock.recipes.build import build_attack, build_threat
+from flatrock.recipes.build import build_threat
 from flatrock.recipes.load import load_recipe, recipe_names
-from flatrock.recipes.pieces import recipe_hash
+from flatrock.recipes.pieces import build_attack, recipe_hash
 from flatrock.workflows.train import train_recipe
 
 SHORT = [n for n in recipe_names() if n.startswith("cifar10_short_")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from flatrock.cli.main import app
 from flatrock.core.records import Finding, Result
 from flatrock.core.rows import read_rows
 from flatrock.engine.folder import RunFolder
+from flatrock.workflows.results import collect_run
 from flatrock.workflows.sheet import sheet
+from flatrock.workflows.status import standing as standing_of
 
 NAME = "cifar10_short_trades"
 FOUND = {"clean": 80.0, "pgd-20": 53.0, "autoattack": 49.0}
@@ -192,8 +195,91 @@ def test_options_of_methods_have_columns_also_of_recipes_of_several_names(tmp_pa
     found = sheet(runs)
     column = found.header.index("flatness.awp.gamma")
     assert [row[column] for row in found.rows] == [*gammas, ""]
-    assert [row[found.header.index("flatness")] for row in found.rows] == ['["awp"]', '["awp"]', ""]
+    assert [row[found.header.index("flatness")] for row in found.rows] == ['["awp"]', '["awp"]', "[]"]
     assert sheet(runs[:2]).header.count("flatness") == 0, "both have the same methods"
+
+
+def test_a_cell_is_empty_only_where_there_is_no_such_thing(tmp_path: Path) -> None:
+    """Values in effect, so that pandas groups a run that left them to their defaults like any other."""
+    wanted: list[dict[str, Any]] = [
+        {},
+        {"flatness": ["awp"], "objective.label_smoothing": 0.1, "train.clip_norm": 1.0},
+        {"flatness": [{"name": "awp", "gamma": 0.01}], "objective": {"name": "trades", "beta": 3}},
+        {"objective": {"name": "trades"}, "attack.step_size": 0.001},
+        {"objective.name": "at"},
+    ]
+    runs = [fake_run(tmp_path / f"{i}", NAME, FOUND, overrides=changes) for i, changes in enumerate(wanted)]
+    assert flatrock("results", *runs, "--csv", tmp_path / "a.csv").exit_code == 0
+    found = lines(tmp_path / "a.csv")
+    column = {key: [line[key] for line in found] for key in found[0]}
+    assert column["flatness"] == ["[]", '["awp"]', '["awp"]', "[]", "[]"]
+    assert column["flatness.awp.gamma"] == ["", "0.005", "0.01", "", ""]
+    assert column["objective.beta"] == ["6", "6", "3", "6", ""]
+    assert column["objective.label_smoothing"] == ["0", "0.1", "0", "0", "0"]
+    assert column["train.clip_norm"] == ["none", "1", "none", "none", "none"]
+    assert [float(cell) for cell in column["attack.step_size"]] == [2 / 255, 2 / 255, 2 / 255, 0.001, 2 / 255]
+    assert "flatness.awp.warmup" not in column, "what nobody gave follows from the method"
+    assert column["changes"][1].startswith("flatness: ['awp'] instead of []; objective.label_smoothing: 0.1 instead of")
+    assert column["changes"][0] == "" and "None" not in column["changes"][1].replace(
+        "clip_norm: 1.0 instead of None", ""
+    )
+
+
+def test_defaults_that_are_said_are_no_change(tmp_path: Path) -> None:
+    said = fake_run(tmp_path, NAME, FOUND, overrides={"objective.forwards": "paper", "attack.restarts": 1})
+    found = sheet([said, fake_run(tmp_path / "b", NAME, FOUND)])
+    assert [row[found.header.index("changes")] for row in found.rows] == ["", ""]
+    assert "objective.forwards" not in found.header
+
+
+def test_the_result_a_run_is_known_by_is_marked(tmp_path: Path) -> None:
+    """One of each run: of averaged weights, of plain ones where all averages collapsed, of none that is stale."""
+    plain = fake_run(tmp_path / "a", NAME, FOUND, last=FOUND)
+    more(plain, "result-best-pgd-2-n1000-seed3.json", {"clean": 80.0, "pgd-2": 60.0})
+    averaged = fake_run(tmp_path / "b", "cifar10_short_trades_swa", FOUND, averages=True)
+    owner = RunFolder(averaged).owner()
+    other = fake_result("cifar10_short_trades_swa", "best", 2, FOUND, recipe_hash=owner)
+    (averaged / "result-best.json").write_text(other.to_json())
+    collapsed = fake_run(tmp_path / "c", "cifar10_short_at_swa", FOUND, average_collapsed=True)
+    stale = fake_run(tmp_path / "d", NAME, FOUND, overrides={"seed": 4})
+    (stale / "result-best.json").write_text(fake_result(NAME, "best", 1, FOUND, recipe_hash="?").to_json())
+    bare = fake_run(tmp_path / "e", NAME, {}, overrides={"seed": 5})
+    runs = [plain, averaged, collapsed, stale, bare]
+    found = sheet(runs)
+    table = [dict(zip(found.header, row, strict=True)) for row in found.rows]
+    known = {line["run"]: Path(line["file"]).name for line in table if line["main"] == 1}
+    assert known == {
+        str(plain): "result-best.json",
+        str(averaged): "result-average-best.json",
+        str(collapsed): "result-best.json",
+    }
+    assert sum(line["main"] == 1 for line in table) == len(known)
+    assert known == {str(run): one.name for run in runs if (one := standing_of(run).main) is not None}
+    for run in (plain, averaged, collapsed):
+        row = collect_run(run)
+        assert known[str(run)] == f"result-{row.main}.json", "as in tables of sweeps and pages of results"
+
+
+def test_a_copied_run_is_counted_once(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, NAME, FOUND)
+    best = Result.from_json((run / "result-best.json").read_text())
+    (run / "result-best.json").write_text(replace(best, provenance={**best.provenance, "question": "one"}).to_json())
+    copy, other = tmp_path / "at0 copy", fake_run(tmp_path / "b", NAME, FOUND, overrides={"seed": 1})
+    shutil.copytree(run, copy)
+    result = Result.from_json((other / "result-best.json").read_text())
+    (other / "result-best.json").write_text(
+        replace(result, provenance={**result.provenance, "question": "one"}).to_json()
+    )
+    done = flatrock("results", run, copy, other, "--csv", tmp_path / "a.csv")
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert f"left out {copy / 'result-best.json'}: {run / 'result-best.json'}, of the same recipe and seed," in said
+    assert "2 lines with a result" in said
+    assert [(line["run"], line["main"]) for line in lines(tmp_path / "a.csv")] == [(str(run), "1"), (str(other), "1")]
+    folder = RunFolder(run)  # trained on: its own result is old now, that of the copy is not
+    folder.rewrite([replace(record, best_epoch=min(record.epoch, 3)) for record in folder.records()])
+    found = sheet([run, copy])
+    assert [row[found.header.index("stale")] for row in found.rows] == [1, 0] and found.again == ()
 
 
 def test_what_lies_beside_runs_is_left_out_and_told(tmp_path: Path) -> None:

@@ -158,6 +158,13 @@ def test_all_faults_of_all_points_are_told_at_once() -> None:
         ({"optimizer.lr": [0.1, 0.2]}, {"seed": 3}, [0, 1], "seed=3 and --seeds exclude each other"),
         ({"evaluate.attacks": [["fgsm"], ["pgd-3"]]}, {}, [], "evaluate.attacks decides none here; name all attacks"),
         ({"train.save_seconds": [5, 6]}, {}, [], "the same weights would be trained 2 times: train.save_seconds"),
+        (
+            {"objective": [{"name": "trades"}, {"name": "trades", "beta": 6}, {"name": "trades", "beta": 3}]},
+            {},
+            [],
+            "the same weights would be trained 2 times: objective decides",
+        ),
+        ({"flatness": [["awp"], [{"name": "awp", "gamma": 0.005}]]}, {}, [], "would be trained 2 times: flatness"),
     ],
 )
 def test_sweeps_that_are_none(grid: Any, overrides: dict[str, Any], seeds: list[int], told: str) -> None:

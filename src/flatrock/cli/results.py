@@ -149,8 +149,9 @@ def _write_sheet(table: Sheet, csv: Path, *, bare: bool) -> None:
             ("stale ", "yellow"),
             f"{file}: of other weights than the run has now; evaluate again, or leave out its line",
         )
-    for file in table.again:
-        say(("left out ", "yellow"), f"{file}: another result of its run answers the very same question")
+    for file, other in table.again:
+        who = "another result of its run" if file.parent == other.parent else f"{other}, of the same recipe and seed,"
+        say(("left out ", "yellow"), f"{file}: {who} answers the very same question")
     write_csv(csv, table.header, table.rows)
     results = len(table.rows) - len(table.bare)
     without = f", and {len(table.bare)} without one (a run each)" if table.bare else ""

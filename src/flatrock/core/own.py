@@ -81,7 +81,7 @@ class Own(Generic[T]):
                 raise ConfigError(f"{name} must take ({self.asked}), it takes {_signature(found)}; {self._cure}")
             takes = [*takes[len(_names(self.asked)) :], *self.also]
         known = tuple(option for option in takes if option not in self.given)
-        return Entry(name, partial(self._made, found, name), "", known=known, given=self.given)
+        return Entry(name, partial(self._made, found, name), "", known=known, given=self.given, written=found)
 
     def fits(self, made: T, name: str) -> T:
         """An object, if it is such a thing; ConfigError names everything that it lacks."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, is_plain
 from flatrock.core.guests import is_own
 from flatrock.core.numbers import plain
 
@@ -39,7 +39,8 @@ def unknown(kind: str, name: object, known: Iterable[str], *, more: str = "", ne
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One row of a registry; of one for a thing of the user's, options are `known`, and `given` comes from the run."""
+    """One row of a registry; of one for a thing of the user's, options are `known`, `given` comes from the run, and
+    `written` is the class or function of the user's, whose signature `make` does not show."""
 
     name: str
     make: Callable[..., T]
@@ -48,12 +49,24 @@ class Entry(Generic[T]):
     fixed: Mapping[str, Any] = field(default_factory=dict)
     known: tuple[str, ...] | None = None
     given: tuple[str, ...] = ()
+    written: Callable[..., Any] | None = None
 
     def options(self) -> tuple[str, ...]:
         """Names of the options `make` takes, without those this row fixes."""
         if self.known is not None:
             return self.known
         return tuple(n for n in inspect.signature(self.make).parameters if n not in self.fixed)
+
+    def defaults(self) -> dict[str, Any]:
+        """What options are when they are left out, of those that may be."""
+        return defaults_of(self.written or self.make, self.options())
+
+
+def defaults_of(make: Callable[..., Any], options: Iterable[str]) -> dict[str, Any]:
+    """The defaults that a signature states for these arguments, where they are values that a file can hold."""
+    parameters = inspect.signature(make).parameters
+    stated = {name: parameters[name].default for name in options if name in parameters}
+    return {name: value for name, value in stated.items() if value is not inspect.Parameter.empty and is_plain(value)}
 
 
 class Registry(Generic[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from flatrock.core.registry import Entry, Registry, unknown
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
-from flatrock.models.factory import own_network
+from flatrock.models.factory import own_defaults, own_network
 from flatrock.models.hybrid_vit import HybridTransformer
 from flatrock.models.mobilenet_v2 import MobileNetV2
 from flatrock.models.moons_mlp import MoonsMLP
@@ -105,6 +105,14 @@ def create_model(
     if pair is not None:
         model.set_normalization(*pair)
     return model
+
+
+def model_defaults(name: str, given: Collection[str]) -> dict[str, Any]:
+    """What the architecture's own options are that are not `given`."""
+    given = {*given, "num_classes", "input_shape"}  # which the data decide
+    if is_own(name):
+        return own_defaults(name, given)
+    return {option: value for option, value in MODELS.entry(name).defaults().items() if option not in given}
 
 
 def _own(

@@ -12,7 +12,7 @@ from torch import nn
 
 from flatrock.core.errors import ConfigError
 from flatrock.core.guests import check_place, dotted, guests, imported, raised_at, required
-from flatrock.core.registry import unknown
+from flatrock.core.registry import defaults_of, unknown
 from flatrock.core.rng import Seed
 
 _CURE = "write a function without arguments that returns it, such as `def net() -> nn.Module: return Net(depth=18)`"
@@ -82,6 +82,13 @@ def own_network(text: str, *, seed: int, given: Mapping[str, Any], **options: An
         )
     options |= {key: value for key, value in given.items() if key in inspect.signature(factory).parameters}
     return copy.deepcopy(_made(factory, text, seed, options))
+
+
+def own_defaults(text: str, given: Collection[str]) -> dict[str, Any]:
+    """What the arguments of a factory are that are not `given`; it is looked at, not called."""
+    check_place(text.partition(":")[0], what="a network")
+    factory = find_factory(text, given)
+    return defaults_of(factory, [name for name in inspect.signature(factory).parameters if name not in given])
 
 
 def _is_declared(found: Callable[..., Any], module: str) -> bool:

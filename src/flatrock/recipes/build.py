@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatrock.attacks.catalog import ATTACKS
 from flatrock.core.errors import ConfigError, ModelError, in_words
 from flatrock.core.files import json_text, sha256
 from flatrock.core.guests import raised_at
@@ -20,7 +19,6 @@ from flatrock.core.provenance import birth_certificate
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.team import ALONE, Team
 from flatrock.core.threat import THREATS, Threat
-from flatrock.core.types import Attack
 from flatrock.data.augment import Augmentation
 from flatrock.data.catalog import DATA, data_options, load_data
 from flatrock.data.dataset import Dataset
@@ -35,12 +33,20 @@ from flatrock.flatness.catalog import FLATNESS
 from flatrock.models.adapted import Adapted
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
+from flatrock.recipes.filled import settings
 from flatrock.recipes.helper import open_helper
 from flatrock.recipes.leak import extra_leak
 from flatrock.recipes.notes import notes
 from flatrock.recipes.optimizer import build_optimizer
 from flatrock.recipes.own import origins
-from flatrock.recipes.pieces import DEFAULT_RUNS, build_model, build_schedule, recipe_hash, rows_at_once
+from flatrock.recipes.pieces import (
+    DEFAULT_RUNS,
+    build_attack,
+    build_model,
+    build_schedule,
+    recipe_hash,
+    rows_at_once,
+)
 from flatrock.recipes.probe import build_probe, selection_data
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.start import Start, begin
@@ -62,6 +68,7 @@ def build_job(
 ) -> Job:
     """Load the data, make the model and everything else (`resume`: see begin); nothing is trained, nothing written."""
     where, target, listener = torch.device(device), folder or DEFAULT_RUNS / recipe.name, progress or Silent()
+    going_on = resume and RunFolder(target).begun()
     data, split = _loaded(recipe, data_folder, download, listener)
     train, content = fair_subset(split.train, recipe.data.limit), data.fingerprint()
     extra = _extra(recipe, split)
@@ -97,7 +104,7 @@ def build_job(
         helper=helper,
         start=None if start is None else start.digest,
         team=team,
-        provenance=_certificate(recipe, where, content, split, engine, helper, start, team),
+        provenance=_certificate(recipe, where, content, split, engine, helper, start, team, again=going_on),
         **_as_said(recipe),
     )
 
@@ -142,13 +149,17 @@ def _certificate(
     helper: Helper | None,
     start: Start | None,
     team: Team,
+    *,
+    again: bool,
 ) -> dict[str, Any]:
+    """Where a run comes from; what it was told stays the same when it is resumed, and is recorded once."""
     about: dict[str, Any] = {"recipe_hash": recipe_hash(recipe), "training_set": content[:16]}
     about |= {"held_out": split.digest, "engine": asdict(engine)}
     about |= {} if helper is None else {"helper": {**helper.about, "weights": helper.digest}}
     about |= {} if start is None else {"start": dict(start.about)}
     about |= {} if team.alone else {"processes": team.size}
     about |= {"own": own} if (own := origins(recipe)) else {}
+    about |= {} if again else {"settings": settings(recipe)}
     return birth_certificate(device=device, seed=recipe.seed, **about)
 
 
@@ -177,21 +188,6 @@ def computes_bfloat16(device: torch.device) -> bool:
     """Whether a GPU does so in hardware; older ones imitate it, slower than float32."""
     with torch.cuda.device(device):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def build_attack(recipe: Recipe) -> Attack | None:
-    """The attack the recipe trains with, if there is one.
-
-    GAT has one weight, in its loss and in its attack: what the attack does not say of it is the objective's. It is not
-    written into the recipe, where one of the two could be changed without the other.
-    """
-    if recipe.attack.name == "none":
-        return None
-    options = recipe.attack.options
-    if recipe.attack.name == "guided" and recipe.objective.name == "gat":
-        objective = OBJECTIVES.make("gat", **recipe.objective.options)
-        options = {key: getattr(objective, key) for key in ("weight", "rise", "rise_after")} | options
-    return ATTACKS.make(recipe.attack.name, **options)
 
 
 def build_threat(recipe: Recipe) -> Threat:

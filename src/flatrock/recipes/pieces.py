@@ -1,19 +1,22 @@
-"""What a recipe decides by itself: its hash, its network, its rates, and where its run lies."""
+"""What a recipe decides by itself: its hash, its network, its rates, its attack, and where its run lies."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from flatrock.attacks.catalog import ATTACKS
 from flatrock.core.files import json_text, sha256
 from flatrock.core.guests import is_own
 from flatrock.core.team import ALONE, Team
+from flatrock.core.types import Attack
 from flatrock.data.catalog import data_options, info
 from flatrock.data.pictures import Form
 from flatrock.engine.parts import part_sizes
 from flatrock.engine.schedule import SCHEDULES, Schedule
 from flatrock.models.catalog import MODELS, create_model
 from flatrock.models.classifier import Classifier
+from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.recipes.schema import Data, Network, Recipe
 
 DEFAULT_RUNS = Path("runs")
@@ -65,3 +68,18 @@ def build_schedule(recipe: Recipe) -> Schedule:
     """The learning rate over time."""
     options = {"lr": recipe.optimizer.lr, "epochs": recipe.train.epochs, **recipe.schedule.options}
     return SCHEDULES.make(recipe.schedule.name, **options)
+
+
+def build_attack(recipe: Recipe) -> Attack | None:
+    """The attack the recipe trains with, if there is one.
+
+    GAT has one weight, in its loss and in its attack: what the attack does not say of it is the objective's. It is not
+    written into the recipe, where one of the two could be changed without the other.
+    """
+    if recipe.attack.name == "none":
+        return None
+    options = recipe.attack.options
+    if recipe.attack.name == "guided" and recipe.objective.name == "gat":
+        objective = OBJECTIVES.make("gat", **recipe.objective.options)
+        options = {key: getattr(objective, key) for key in ("weight", "rise", "rise_after")} | options
+    return ATTACKS.make(recipe.attack.name, **options)

@@ -262,17 +262,20 @@ class Recipe(Section):
 
     def training_keys(self) -> dict[str, Any]:
         """The keys that decide the weights: the rest may change between a run and its resumption."""
-        keys = self.resolved()
+        own = is_own(self.objective.name)  # options of the user's are all kept
+        return without_unmade(self.deciding(self.resolved()), skip="objective" if own else "")
+
+    def deciding(self, keys: dict[str, Any]) -> dict[str, Any]:
+        """Of the keys of this recipe, however many are filled in, those that decide the weights."""
         for free in ("about", "engine", "evaluate", "name"):
             keys.pop(free)
         for free in ("save_seconds", "tensorboard", "keep"):
             keys["train"].pop(free)
         if keys["model"]["weights"] is not None:
             keys["model"]["weights"] = "given"  # where they lie; a run's state knows them
-        if is_own(self.objective.name):  # options of the user's are all kept
-            return without_unmade(keys, skip="objective")
-        keys["objective"].pop("helper", None)  # the same
-        return without_unmade(keys)
+        if not is_own(self.objective.name):
+            keys["objective"].pop("helper", None)  # the same
+        return keys
 
     def judged_keys(self) -> dict[str, Any]:
         """The keys that decide the numbers of a row: those that decide the weights, and the attacks."""

@@ -19,9 +19,9 @@ from flatrock.data.catalog import info
 from flatrock.engine.runner import Runner
 from flatrock.models.classifier import Classifier
 from flatrock.objectives.catalog import OBJECTIVES
-from flatrock.recipes.build import build_attack, build_engine, build_flatness, check_training
+from flatrock.recipes.build import build_engine, build_flatness, check_training
 from flatrock.recipes.optimizer import build_optimizer, trial_model
-from flatrock.recipes.pieces import build_model, rows_at_once
+from flatrock.recipes.pieces import build_attack, build_model, rows_at_once
 from flatrock.recipes.schema import Recipe
 
 # A pass is timed again and again: other processes only ever make it slower, so the best counts; how much slower all of

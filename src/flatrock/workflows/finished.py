@@ -7,8 +7,9 @@ from pathlib import Path
 from flatrock.core.errors import StateError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.runs import Run
-from flatrock.engine.folder import ENDED, RunFolder, differences
+from flatrock.engine.folder import ENDED, RunFolder
 from flatrock.engine.told import tell_all
+from flatrock.recipes.filled import unlike
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
 from flatrock.recipes.restore import stored_recipe
 from flatrock.recipes.schema import Recipe
@@ -21,6 +22,8 @@ def finished_before(recipe: Recipe, place: Path | None, progress: Progress | Non
     Where states are there resuming goes on to read them: it mends the other files with them.
     """
     folder, listener = RunFolder(place or DEFAULT_RUNS / recipe.name), progress or Silent()
+    if folder.begun():
+        _check_same(folder, recipe)
     if folder.begun() or _status(folder) not in ENDED:
         return None
     if folder.owner() != recipe_hash(recipe):
@@ -51,11 +54,21 @@ def _status(folder: RunFolder) -> str:
         return ""
 
 
+def _check_same(folder: RunFolder, recipe: Recipe) -> None:
+    """StateError if recipe.yaml and run.json agree that this run is of another recipe; else its state will tell."""
+    if not _status(folder) or folder.owner() == recipe_hash(recipe) or not (told := _differences(folder, recipe)):
+        return
+    raise StateError(
+        f"{folder.path} belongs to another recipe{told}\n"
+        f"name the run alone to continue it as it began (`flatrock train {folder.path} --resume`), repeat the "
+        "overrides it began with, or choose another --run-dir"
+    )
+
+
 def _differences(folder: RunFolder, recipe: Recipe) -> str:
     """In what the recipe that lies there is another one, if it can be read."""
     try:
         stored = stored_recipe(folder, Silent())
     except StateError:
         return ""
-    found = differences(recipe.training_keys(), stored.training_keys())
-    return "; differences:\n  " + "\n  ".join(found[:10])
+    return "; differences:\n  " + "\n  ".join(unlike(stored, recipe)[:10])

@@ -9,8 +9,8 @@ from pathlib import Path
 from flatrock.core.errors import BusyError
 from flatrock.core.locks import is_held, locked
 from flatrock.core.progress import Silent
-from flatrock.engine.folder import RunFolder, differences
-from flatrock.recipes.changed import leaves
+from flatrock.engine.folder import RunFolder
+from flatrock.recipes.filled import unlike
 from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.restore import stored_recipe
 from flatrock.recipes.schema import Recipe
@@ -72,7 +72,7 @@ def place_faults(recipe: Recipe, place: Path, *, elsewhere: str) -> list[str]:
     # Whether it could be trained here is of no interest: it is looked at for what is different.
     stored = stored_recipe(folder, Silent()) if folder.recipe.exists() else None
     # Other attacks are no other run: its weights are as wanted, and are evaluated anew.
-    odd = [] if stored is None else differences(leaves(recipe.training_keys()), leaves(stored.training_keys()))
+    odd = [] if stored is None else unlike(stored, recipe)
     if there == recipe_hash(recipe) and not odd:
         return []
     told = f": {'; '.join(odd[:3])}{' ...' if len(odd) > 3 else ''}" if odd else ""

@@ -24,6 +24,7 @@ from flatrock.engine.folder import RunFolder
 from flatrock.evaluation.journal import discard_empty, finished_batches
 from flatrock.evaluation.plans import make_plan
 from flatrock.recipes.changed import leaves
+from flatrock.recipes.filled import in_full
 from flatrock.recipes.further import options_of, surrogates, where_of
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.pieces import recipe_hash
@@ -111,12 +112,13 @@ def judged(recipe: Recipe) -> dict[str, Any]:
 
 
 def changes(recipe: Recipe) -> list[str]:
-    """In what a recipe is not the library's of that name; the seed is free, and sources are told by other_sources."""
+    """In what a recipe is not the library's, defaults included; the seed is free, sources are told by other_sources."""
     if recipe.name not in library():
         return []
-    own, known = (judged(r) for r in (recipe, load_recipe(recipe.name, {"seed": recipe.seed})))
-    keys = [key for key in sorted(own.keys() | known.keys()) if own.get(key) != known.get(key)]
-    return [f"{key}: {own.get(key)!r} instead of {known.get(key)!r}" for key in keys if key not in SOURCES.values()]
+    both = recipe, load_recipe(recipe.name, {"seed": recipe.seed})
+    said = {key for one in both for key in judged(one)} - {*SOURCES.values()}
+    own, known = (leaves(in_full(one)) for one in both)
+    return [f"{k}: {own.get(k)!r} instead of {known.get(k)!r}" for k in sorted(said) if own.get(k) != known.get(k)]
 
 
 def other_sources(recipe: Recipe, certificate: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,36 +14,57 @@ from flatrock.core.provenance import checkpoint_of
 from flatrock.core.records import Result, read_result
 from flatrock.core.rows import read_rows
 from flatrock.engine.folder import RunFolder
+from flatrock.recipes.changed import leaves
+from flatrock.recipes.filled import in_full
+from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.restore import stored_recipe
 from flatrock.recipes.schema import Recipe
-from flatrock.workflows.results import changes, judged, of_other_weights, other_sources
+from flatrock.workflows.results import changes, of_other_weights, other_sources
+from flatrock.workflows.status import standing
 
 Line = dict[str, Any]
 # Columns before what tells runs of one recipe apart, those before the accuracies, and those behind them.
 WHO = ("run", "recipe", "changes")
 WHAT = ("seed", "status", "model", "which", "epoch", "data", "n", "norm", "eps", "votes", "attack_seed", "attacks")
-BEHIND = ("worst_case", "worst_case_rounded", "findings", "marks", "stale", "file")
+BEHIND = ("worst_case", "worst_case_rounded", "findings", "marks", "main", "stale", "file")
+# What a key is that is null; pandas takes an empty cell, and the word null, for a number that is missing.
+NULL = "none"
 
 
 @dataclass(frozen=True)
 class Sheet:
     """A header and a line for each result; `stale` are the files of other weights than their runs have now, `bare` the
-    runs without a result and their status, each of which has a line without numbers. `again` are files without a line:
-    another of their run answers the very same question."""
+    runs without a result and their status, each of which has a line without numbers. `again` are files without a line,
+    each with the one that answers the very same question: of their run, or of a copy of it."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     stale: tuple[Path, ...]
     bare: tuple[tuple[Path, str], ...]
-    again: tuple[Path, ...] = ()
+    again: tuple[tuple[Path, Path], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """What decides the weights of a run, by dotted names: every key in effect, which of them were given, and a hash."""
+
+    full: Mapping[str, Any]
+    given: Set[str]
+    hash: str
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> _Keys:
+        """Those of a recipe."""
+        full, given = (leaves(recipe.deciding(keys)) for keys in (in_full(recipe), recipe.resolved()))
+        return cls(full, given.keys(), recipe_hash(recipe))
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A result file, or a run that has none: what is said of it, the recipe of its run, accuracies by attack."""
+    """A result file, or a run that has none: what is said of it, keys of its run's recipe, accuracies by attack."""
 
     line: Line
-    recipe: Recipe | None = None
+    keys: _Keys | None = None
     question: str | None = None  # a digest of all that was asked, and of whom
     shares: Mapping[str, float | None] = field(default_factory=dict)
 
@@ -55,18 +76,18 @@ def sheet(sources: Sequence[Path], progress: Progress | None = None) -> Sheet:
     """
     places = list(dict.fromkeys(place for source in sources for place in _places(source)))
     runs = dict.fromkeys(path for path, _ in places if path is not None)
-    recipes = {path: stored_recipe(RunFolder(path), progress) for path in runs}  # what is odd of one is told once
-    every = [_line(path, file, None if path is None else recipes[path]) for path, file in places]
+    known = {path: _Known.of(path, progress) for path in runs}  # what is odd of a recipe is told once
+    every = [_line(path, file, None if path is None else known[path]) for path, file in places]
     found, again = _once(every)
-    keys = _told_apart([one.recipe for one in found if one.recipe is not None])
+    keys = _told_apart([one.keys for one in found if one.keys is not None])
     attacks = dict.fromkeys(name for one in found for name in one.shares)
     fixed = {*WHO, *keys, *WHAT, *BEHIND}
     columns = {name: f"attack {name}" if name in fixed else name for name in attacks}
     header = (*WHO, *keys, *WHAT, *columns.values(), *BEHIND)
     rows = []
     for one in found:
-        own = {} if one.recipe is None else judged(one.recipe)
-        cells = {**{key: _cell(own.get(key)) for key in keys}, **one.line}
+        own = {} if one.keys is None else one.keys.full
+        cells = {**{key: _cell(own[key]) for key in keys if key in own}, **one.line}
         cells |= {columns[name]: share for name, share in one.shares.items()}
         rows.append(tuple("" if cells.get(name) is None else cells[name] for name in header))
     lines = [one.line for one in found]
@@ -75,17 +96,24 @@ def sheet(sources: Sequence[Path], progress: Progress | None = None) -> Sheet:
     return Sheet(header, tuple(rows), stale, bare, again)
 
 
-def _once(found: Sequence[_Found]) -> tuple[list[_Found], tuple[Path, ...]]:
-    """Each answer once, and the files that repeat one: counted twice, it would look like two."""
-    kept, again = [], []
-    seen: set[tuple[Any, ...]] = set()
+def _once(found: Sequence[_Found]) -> tuple[list[_Found], tuple[tuple[Path, Path], ...]]:
+    """Each answer once, and the files that repeat one: counted twice, it would look like two.
+
+    Runs of one recipe and seed that give the same answer to a question about the same weights are copies.
+    """
+    kept: list[_Found] = []
+    again: list[tuple[Path, Path]] = []
+    seen: dict[tuple[Any, ...], Line] = {}
     for one in found:
-        who = (one.line.get("run"), one.line.get("which"), one.question)
-        if one.question is not None and who in seen:
-            again.append(Path(one.line["file"]))
-        else:
+        who = (one.keys and one.keys.hash, *(one.line.get(key) for key in ("which", "stale")), one.question)
+        first = seen.get(who)
+        if one.question is None or first is None:
             kept.append(one)
-            seen.add(who)
+            seen[who] = one.line
+            continue
+        again.append((Path(one.line["file"]), Path(first["file"])))
+        if one.line.get("run") == first.get("run") and one.line.get("main"):
+            first["main"] = 1
     return kept, tuple(again)
 
 
@@ -101,23 +129,39 @@ def _places(source: Path) -> list[tuple[Path | None, Path | None]]:
     return [(source, file) for file in files] or [(source, None)]
 
 
-def _line(path: Path | None, file: Path | None, recipe: Recipe | None) -> _Found:
+@dataclass(frozen=True)
+class _Known:
+    """What is looked up of a run once, however many results it has."""
+
+    recipe: Recipe
+    keys: _Keys
+    main: str  # the name of the file with the result it is known by
+
+    @classmethod
+    def of(cls, path: Path, progress: Progress | None) -> _Known:
+        """That of this run folder."""
+        recipe, main = stored_recipe(RunFolder(path), progress), standing(path).main
+        return cls(recipe, _Keys.of(recipe), "" if main is None else main.name)
+
+
+def _line(path: Path | None, file: Path | None, known: _Known | None) -> _Found:
     line: Line = {}
     result = None if file is None else read_result(file)
-    if path is not None and recipe is not None:
-        folder = RunFolder(path)
+    if path is not None and known is not None:
+        folder, recipe = RunFolder(path), known.recipe
         info = folder.read_info()
         told = [*changes(recipe), *other_sources(recipe, info.get("provenance", {}))]
         line |= {"run": str(path), "recipe": str(info.get("name", recipe.name)), "changes": "; ".join(told)}
         line |= {"seed": recipe.seed, "status": info["status"]}
-        if result is not None:
-            which = checkpoint_of(result.provenance)
-            line["stale"] = int(of_other_weights(result, which, folder))
+        if result is not None and file is not None:
+            line["stale"] = int(of_other_weights(result, checkpoint_of(result.provenance), folder))
+            line["main"] = int(file.name == known.main)
+    keys = None if known is None else known.keys
     if result is None:
-        return _Found(line, recipe)
+        return _Found(line, keys)
     about = result.provenance
-    known = {"recipe": about.get("recipe"), "seed": about.get("train_seed")} | line
-    return _Found({**known, **_asked(result), "file": str(file)}, recipe, about.get("question"), _shares(result))
+    said = {"recipe": about.get("recipe"), "seed": about.get("train_seed")} | line
+    return _Found({**said, **_asked(result), "file": str(file)}, keys, about.get("question"), _shares(result))
 
 
 def _asked(result: Result) -> Line:
@@ -147,12 +191,25 @@ def _shares(result: Result) -> dict[str, float | None]:
     return {"clean": result.clean, **result.per_attack, **far}
 
 
-def _told_apart(recipes: Sequence[Recipe]) -> list[str]:
-    """The keys that decide weights in which recipes differ; the seed has a column anyway."""
-    all_of = [judged(recipe) for recipe in recipes]
-    keys = {key for own in all_of for key in own} - {"seed", "evaluate.attacks"}
-    return sorted(key for key in keys if any(own.get(key) != all_of[0].get(key) for own in all_of))
+def _told_apart(runs: Sequence[_Keys]) -> list[str]:
+    """The keys that decide weights in which runs differ, of those that a recipe gives; the seed has a column anyway.
+
+    A default that nobody gave follows from what is named, which has a column where runs differ in it.
+    """
+    given = {key for one in runs for key in one.given} - {"seed"}
+    first = runs[0].full if runs else {}
+    return sorted(key for key in given if any(_value(one.full, key) != _value(first, key) for one in runs))
+
+
+def _value(keys: Mapping[str, Any], key: str) -> tuple[bool, Any]:
+    """That of a key, and whether there is such a thing at all."""
+    return key in keys, keys.get(key)
 
 
 def _cell(value: Any) -> Any:
+    """Numbers are written alike: 6 of one recipe and 6.0 of another are one group."""
+    if value is None:
+        return NULL
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
     return json_text(value) if isinstance(value, list | dict) else value

@@ -12,9 +12,10 @@ from typing import Any
 from flatrock.core.errors import FlatrockError, is_plain, shown
 from flatrock.core.files import brief, json_text, sha256
 from flatrock.recipes.changed import in_a_word
+from flatrock.recipes.filled import same_training
 from flatrock.recipes.load import load_recipe, load_seeds
 from flatrock.recipes.overlay import dotted, pairs_of
-from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
+from flatrock.recipes.pieces import DEFAULT_RUNS
 from flatrock.recipes.schema import Recipe
 from flatrock.recipes.source import sources
 from flatrock.workflows.cost import known_samples
@@ -194,7 +195,7 @@ def _same_weights(settings: Sequence[_Loaded]) -> dict[str, list[str]]:
     """Settings that differ in nothing that decides weights would be trained several times for nothing."""
     alike: dict[str, list[dict[str, str]]] = {}
     for recipes, values in settings:
-        known = [recipe_hash(recipes[0]), *(str(place) for place in sources(recipes[0]).values())]
+        known = [same_training(recipes[0]), *(str(place) for place in sources(recipes[0]).values())]
         alike.setdefault(json_text(known), []).append(values)
     found = {}
     for same in (group for group in alike.values() if len(group) > 1):
