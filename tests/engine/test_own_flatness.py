@@ -155,7 +155,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"name": "Averages"},
-        r"average of flatness mymethods:Averages "
+        r"average of flatness Averages "
         + line("    def average(self):  # averages")
         + r" gave a Tensor of shape \[1\] for",
     ),

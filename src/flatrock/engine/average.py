@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatrock.core.borrow import kept_buffers, mode
-from flatrock.core.hooks import Flatness, Shift
+from flatrock.core.hooks import Flatness
 from flatrock.core.rng import kept_global_rng
 from flatrock.core.types import Point
 from flatrock.engine.craft import craft
@@ -32,7 +32,8 @@ def averaged(job: Job, method: Flatness, *, step: int) -> Iterator[nn.Module]:
     saved = {name: p.detach().clone() for name, p in parameters.items()}
     try:
         with torch.no_grad():  # before the mode changes: layers may change their weights with it (LoRA)
-            for name, value in _checked(job, method).items():
+            average = shift_of(type(method).__name__, method, "average", method.average(), job.model)
+            for name, value in average.items():
                 parameters[name].copy_(value)
         with kept_buffers(job.model), mode(job.model, training=False):
             if method.bn_batches:
@@ -44,12 +45,6 @@ def averaged(job: Job, method: Flatness, *, step: int) -> Iterator[nn.Module]:
         with torch.no_grad():
             for name, value in saved.items():
                 parameters[name].copy_(value)
-
-
-def _checked(job: Job, method: Flatness) -> Shift:
-    """The averaged parameters, if those of a method of the user's are ones."""
-    name = next((name for name, one in job.flatness.items() if one is method), type(method).__name__)
-    return shift_of(name, method, "average", method.average(), job.model)
 
 
 def _reestimate(job: Job, batches: int, step: int) -> None:
