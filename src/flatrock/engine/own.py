@@ -28,7 +28,7 @@ def is_ours(method: object) -> bool:
 
 def hook_of(name: str, method: Flatness, hook: str) -> str:
     """What a message calls a hook of a method, with the line it is written at if it is the user's."""
-    at = "" if is_ours(method) else written_at(getattr(type(method), hook))
+    at = "" if is_ours(method) else written_at(getattr(method, hook))
     return f"{hook} of flatness {name}{at}" if at else f"flatness {name}"
 
 
