@@ -19,7 +19,7 @@ ANOTHER = "; use another checkpoint of the run"
 
 
 def faults(run: Run) -> dict[str, str]:
-    """What is wrong with a run's weights, by what `which` calls them; of those that may be deleted nothing if they are."""
+    """What is wrong with a run's weights, by what `which` calls them; `last` may have been deleted."""
     there = {"best": run.best, "average-best": run.best_average}
     found = {}
     for role in ROLES:
