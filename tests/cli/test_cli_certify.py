@@ -235,7 +235,7 @@ def test_a_run_without_that_checkpoint(run: Path, tmp_path: Path) -> None:
     (copy / "best.safetensors").unlink()
     done = flatrock("certify", copy, *FEW)
     assert done.exit_code == 2
-    assert "best.safetensors is lost; look at the run's other checkpoints" in done.output
+    assert "best.safetensors is lost; use another checkpoint of the run, --which last" in done.output
     done = flatrock("certify", tmp_path / "nowhere", *FEW)
     assert done.exit_code == 2
     assert "there is no run folder or checkpoint" in done.output

@@ -96,6 +96,35 @@ def test_a_copy_tells_what_is_expected_and_is_not_held_to_it(here: Path) -> None
     assert f"# expect: {about.expected}\n" in flatrock("check", "digits_at").output
 
 
+def test_a_copy_that_differs_says_nothing_of_what_it_was(here: Path) -> None:
+    flatrock("cp", "digits_at", "my.yaml")
+    said = load_recipe("my.yaml").about.expect
+    assert said.endswith(" (of digits_at)")
+    for same in ({"seed": 5}, {"evaluate.batch_size": 7}):
+        assert load_recipe("my.yaml", same).about.expect == said
+    for other in ({"train.epochs": 2}, {"threat.eps": 0.1}, {"evaluate.attacks": ["pgd-3"]}, {"data.limit": 300}):
+        assert load_recipe("my.yaml", other).about.expect == "", other
+    assert load_recipe("my.yaml", {"train.epochs": 2, "about.expect": "little"}).about.expect == "little"
+    whole = Path("my.yaml").read_text()
+    Path("my.yaml").write_text(whole.replace("seed: 0", "seed: 3"))
+    assert load_recipe("my.yaml").about.expect == said
+    shrunk = whole.replace("eps: 0.2", "eps: 0.1")
+    assert shrunk != whole
+    Path("my.yaml").write_text(shrunk)
+    assert load_recipe("my.yaml").about.expect == ""
+    mine = yaml.safe_load(shrunk)
+    mine["about"]["expect"] = "clean 90, as seen here"
+    Path("my.yaml").write_text(yaml.safe_dump(mine))
+    assert load_recipe("my.yaml").about.expect == "clean 90, as seen here"
+
+
+def test_words_about_numbers_go_with_them_where_there_are_no_bands() -> None:
+    name = "cifar10_at_swa_vit_b"
+    assert (about := load_recipe(name).about).expect and not about.bands
+    assert load_recipe(name, {"seed": 4}).about.expect == about.expect
+    assert load_recipe(name, {"threat.eps": "4/255"}).about.expect == ""
+
+
 def test_bands_of_rows_are_printed_as_recipes_take_them(here: Path) -> None:
     runs = [
         fake_run(here / str(seed), "digits_at", {"clean": clean, "pgd-20": 51.0}, overrides={"seed": seed})

@@ -77,15 +77,33 @@ def test_a_run_too_short_for_its_average() -> None:
     (text,) = told(flatness=[{"name": "swa"}], train__epochs=4)
     assert text.startswith("T07 swa averages 39 updates, fewer than 3 horizons 1/(1 - decay) = 200: at the end 82 %")
     assert "after 1 of 40 steps" in text
-    assert "flatness.swa.ramp=true, a decay of at most 0.923, or a start of 0.5 or later" in text
+    assert "set flatness.swa.ramp=true or a decay of at most 0.923" in text, "half of 40 steps are no more than 40"
 
 
-@pytest.mark.parametrize(
-    "cure", [{"ramp": True}, {"decay": 0.923}, {"start": 0.5}, {"decay": None}, {"decay": 0.0}], ids=str
-)
+def test_a_late_start_is_a_cure_where_enough_steps_are_left() -> None:
+    (text,) = told(per_epoch=180, flatness=[{"name": "swa"}], train__epochs=3)
+    assert "at the end 7 %" in text
+    assert "flatness.swa.ramp=true, a decay of at most 0.994 or" not in text, "270 steps leave 26 % at 0.995"
+    (text,) = told(per_epoch=180, flatness=[{"name": "swa", "decay": 0.99, "start": 0.49}], train__epochs=3)
+    assert text.split("; set ")[1].startswith(
+        "flatness.swa.ramp=true, a decay of at most 0.989 or a start of 0.5 or later"
+    )
+
+
+@pytest.mark.parametrize("start", [0.5, 0.7, 0.9])
+def test_a_late_start_is_told_where_the_average_is_little_but_its_first_copy(start: float) -> None:
+    (text,) = told(per_epoch=18, flatness=[{"name": "swa", "decay": 0.995, "start": start}], train__epochs=6)
+    updates = Span(6, 18, 108).since(start) - 1
+    assert f"at the end {100 * 0.995**updates:.0f} % of the average" in text
+    assert "or later" not in text
+    assert text.startswith("T07 ")
+
+
+@pytest.mark.parametrize("cure", [{"ramp": True}, {"decay": 0.923}, {"decay": None}, {"decay": 0.0}], ids=str)
 def test_the_cures_of_it(cure: dict[str, Any]) -> None:
     assert told(flatness=[{"name": "swa", **cure}], train__epochs=4) == []
     assert told(flatness=[{"name": "swa"}], train__epochs=61) == []
+    assert told(flatness=[{"name": "swa", "start": 0.5, "decay": 0.9}], train__epochs=6) == []
     assert told(per_epoch=None, flatness=[{"name": "swa"}], train__epochs=4) == [], "how many steps is not known"
 
 

@@ -128,6 +128,13 @@ class AtFails(Plain):
         return 1 / moment.step
 
 
+class Unasked(Plain):
+    passes = ("clean",)
+
+    def loss(self, views, y):
+        return self.of(views.adv.logits)
+
+
 class Later(Plain):
     """Not finite in training only: random logits are small."""
 
@@ -135,7 +142,7 @@ class Later(Plain):
 
     def of(self, ce):
         Later.calls += 1
-        return ce.mean() * (float("nan") if Later.calls > 3 else 1)
+        return ce.mean() * (float("nan") if Later.calls > 6 else 1)
 
 
 class NoFlat:
@@ -295,6 +302,12 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (flat("Average"), "it says `averages = True`, so it must override average"),
     (flat("Needy"), r"its needs are \('dirty',\), and not a tuple of 'clean' and 'adv'"),
     (flat("Hook"), r"its in_loss must take \(look\), it takes \(\)"),
+    (
+        objective("Unasked"),
+        r"the loss of mymethods:Unasked reads views.adv, which is None "
+        + line("        return self.of(views.adv.logits)")
+        + r": its passes are \('clean',\); set `passes = \('clean', 'adv'\)`",
+    ),
     (flat("Picky"), r"mymethods:Picky: KeyError: 'network' " + line('        return {}["network"]')),
     ({"flatness": ["swa", "mymethods:Two"]}, "swa and mymethods:Two both keep an average; keep one of them"),
     ({"optimizer": {"name": "mymethods:undecayed", "momentum": 0}}, "undecayed has no weight_decay, got 0.0005"),
@@ -361,7 +374,10 @@ SHORT: dict[str, Any] = {"train": {"epochs": 1, "batch_size": 200, "tensorboard"
     [
         (objective("Later"), "the loss became non-finite at step 2: term ce"),
         (flat("NanTerm"), "the loss became non-finite at step 0: term odd"),
-        (flat("Vector"), r"flatness mymethods:Vector: term 'vector' is a Tensor of shape \[200\], not a scalar"),
+        (
+            flat("Vector"),
+            r"in_loss of flatness mymethods:Vector \(mymethods.py:\d+\): term 'vector' is a Tensor of shape \[200\]",
+        ),
         (flat("Surprise"), "RuntimeError: not today " + line('        raise RuntimeError("not today")') + r" \(where"),
     ],
 )

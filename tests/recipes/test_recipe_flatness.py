@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +56,36 @@ def test_options_of_a_method_can_be_overridden_one_by_one() -> None:
     assert recipe.flatness[1].options == {"eta": 0.1}
     with pytest.raises(ConfigError, match=r"flatness has no 'sam', it has \['awp', 'rat'\]"):
         load_recipe("digits_trades", {**both, "flatness.sam.rho": 1})
+
+
+def suggested(fault: str) -> str:
+    """The override a message ends with, as a shell reads it."""
+    (word,) = shlex.split(fault[fault.index("'flatness=") :])
+    return word
+
+
+def test_options_of_a_method_that_is_not_there_say_how_it_gets_there() -> None:
+    (fault,) = faults("digits_at", {"flatness.swa.decay": 0.9})
+    assert fault.startswith(
+        "override 'flatness.swa.decay': the recipe's flatness has no 'swa', it has []; add it with "
+    )
+    assert suggested(fault) == "flatness=[{name: swa, decay: 0.9}]"
+    assert load_recipe("digits_at", [suggested(fault)]).flatness[0].options == {"decay": 0.9}
+    first, second = faults("digits_at_awp", {"flatness.swa.decay": np.float64(0.9), "flatness.swa.ramp": True})
+    assert suggested(first) == suggested(second) == "flatness=[awp, {name: swa, decay: 0.9, ramp: true}]"
+    stacked = load_recipe("digits_at_awp", [suggested(first)])
+    assert stacked.flatness[0].options == load_recipe("digits_at_awp").flatness[0].options, "it keeps its options"
+    (fault,) = faults("digits_at", {"flatness.awpp.gamma": 0.1})
+    assert "unknown flatness method 'awpp'; known: awp, " in fault and fault.endswith("did you mean 'awp'?")
+
+
+def test_several_names_in_one_are_a_list(tmp_path: Path) -> None:
+    (fault,) = faults("digits_at", {"flatness": "awp,swa"})
+    assert fault.startswith("flatness[0] awp,swa: several methods are a list; write ")
+    assert suggested(fault) == "flatness=[awp, swa]"
+    assert names(load_recipe("digits_at", [suggested(fault)])) == ["awp", "swa"]
+    (tmp_path / "two.yaml").write_text("base: digits_at\nflatness: awp, swa\n")
+    assert suggested(faults(str(tmp_path / "two.yaml"), {})[0]) == "flatness=[awp, swa]"
 
 
 def test_a_list_says_which_methods_and_keeps_their_options(tmp_path: Path) -> None:

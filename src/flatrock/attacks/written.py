@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar
@@ -121,12 +122,8 @@ def tried(
     """
     if is_ours(attack):
         return attack(model, x, y, threat, gen, early_stop=early_stop).detach()
-    written, weights = x._version, _versions(model)
-    x_adv: object = attack(model, x, y, threat, gen, early_stop=early_stop)
-    if x._version != written:
-        raise ThreatError(f"{attack!r} writes into its input, by which it is measured; let it begin with x.clone()")
-    if _versions(model) != weights:
-        raise changed_weights(repr(attack))
+    with watched(attack, model, x):
+        x_adv: object = attack(model, x, y, threat, gen, early_stop=early_stop)
     if not isinstance(x_adv, Tensor) or x_adv.dtype != x.dtype:
         found = x_adv.dtype if isinstance(x_adv, Tensor) else type(x_adv).__name__
         raise ThreatError(
@@ -135,8 +132,22 @@ def tried(
     return x_adv.detach()
 
 
+@contextmanager
+def watched(attack: Attack, model: nn.Module, x: Tensor) -> Iterator[None]:
+    """An attack of the user's at work inside leaves its input and the weights; ThreatError or ModelError if not."""
+    if is_ours(attack):
+        yield
+        return
+    written, weights = x._version, _versions(model)
+    yield
+    if x._version != written:
+        raise ThreatError(f"{attack!r} writes into its input, by which it is measured; let it begin with x.clone()")
+    if _versions(model) != weights:
+        raise changed_weights(repr(attack))
+
+
 def _versions(model: nn.Module) -> list[int]:
-    """How often each weight was written to; buffers are given back whatever happens to them."""
+    """How often each weight was written to; whoever lends the network gives buffers and modes back."""
     return [p._version for p in model.parameters() if not p.is_inference()]
 
 

@@ -11,7 +11,7 @@ import typer
 from flatrock.cli.console import friendly, say
 from flatrock.core.errors import StateError
 from flatrock.core.files import write_atomic
-from flatrock.recipes.load import load_recipe
+from flatrock.recipes.load import copied, load_recipe
 from flatrock.recipes.text import recipe_text
 
 
@@ -27,7 +27,7 @@ def run(
             raise StateError(f"{target} exists and is left alone; choose another name")
         # What is copied is there to be edited: what was said of it, and how it scored, is not of what it becomes.
         said = {"summary": f"copied from {recipe}; say here what it is"}
-        said |= {"expect": f"{found.about.expected} (of {recipe})"} if found.about.expected else {}
+        said |= {"expect": copied(found.about.expected, recipe)} if found.about.expected else {}
         about = found.about.model_copy(update={"bands": {}, **said})
         text = recipe_text(found.model_copy(update={"name": target.stem, "about": about}), called=target.name)
         write_atomic(target, text.encode())

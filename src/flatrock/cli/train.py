@@ -54,7 +54,7 @@ def run(
             several.tell(runs, left)
         for done in runs.values():
             words = [] if data_dir is None else ["--data-dir", str(data_dir)]
-            if done is not None and (command := eval_command(done, *words)):
+            if done is not None and (command := eval_command(done, *words, look=resume)):
                 say(f"next: {command}")
         if None in runs.values() or left:
             raise typer.Exit(FAILED if None in runs.values() else UNFINISHED)

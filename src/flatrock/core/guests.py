@@ -179,6 +179,12 @@ def origin(thing: object) -> dict[str, str]:
     return {"file": file.name, "sha256": sha256(file.read_bytes())} if file.is_file() else {}
 
 
+def written_at(function: object) -> str:
+    """` (mine.py:4)`: where a function is written; nothing if that is not known."""
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if isinstance(code, CodeType) else ""
+
+
 def raised_at(error: BaseException, *things: object) -> str:
     """` (mine.py:4)`: the last line of the user's code, or of these things, on the way to an error; else nothing.
 

@@ -17,6 +17,7 @@ from flatrock.core.types import Point
 from flatrock.engine.craft import craft
 from flatrock.engine.job import Job
 from flatrock.engine.loss import Stage, run_passes
+from flatrock.engine.own import shift_of
 from flatrock.engine.runner import Runner
 from flatrock.engine.step import mixed
 
@@ -31,7 +32,8 @@ def averaged(job: Job, method: Flatness, *, step: int) -> Iterator[nn.Module]:
     saved = {name: p.detach().clone() for name, p in parameters.items()}
     try:
         with torch.no_grad():  # before the mode changes: layers may change their weights with it (LoRA)
-            for name, value in method.average().items():
+            average = shift_of(type(method).__name__, method, "average", method.average(), job.model)
+            for name, value in average.items():
                 parameters[name].copy_(value)
         with kept_buffers(job.model), mode(job.model, training=False):
             if method.bn_batches:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import check_crafted
-from flatrock.attacks.written import tried
+from flatrock.attacks.written import is_ours, tried, watched
+from flatrock.core.borrow import kept_buffers, mode
 from flatrock.core.hooks import Shift
 from flatrock.core.rng import SampleGen
 from flatrock.core.types import Attack, Help, NoisyAttack, PathAttack, Point
@@ -43,9 +45,28 @@ def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:
 
 def _path(stage: Stage, attack: Attack, model: nn.Module, x: Tensor, y: Tensor, gen: SampleGen) -> tuple[Point, ...]:
     """What an attack makes of samples that go through the network at once."""
-    if isinstance(attack, PathAttack):
-        return tuple(Point(p.x_adv.detach(), p.weight) for p in attack.path(model, x, y, stage.job.threat, gen))
-    return (Point(tried(attack, model, x, y, stage.job.threat, gen)),)
+    threat = stage.job.threat
+    with _lent(attack, model, stage.job.bn_mode):
+        if isinstance(attack, PathAttack):
+            with watched(attack, model, x):
+                path = attack.path(model, x, y, threat, gen)
+            return tuple(Point(p.x_adv.detach(), p.weight) for p in path)
+        return (Point(tried(attack, model, x, y, threat, gen)),)
+
+
+@contextmanager
+def _lent(attack: Attack, model: nn.Module, bn_mode: str) -> Iterator[None]:
+    """The network in the mode named for an attack of the user's, which may change modes, and buffers with them.
+
+    It comes back as it was; only with bn_mode train the statistics are meant to move. Ours leave the mode alone, and
+    pay for no copies.
+    """
+    with ExitStack() as stack:
+        if not is_ours(attack):
+            stack.enter_context(mode(model, training=bn_mode != "eval"))
+            if bn_mode != "train":
+                stack.enter_context(kept_buffers(model))
+        yield
 
 
 def _helped(stage: Stage, helper: Helper, x_adv: Tensor) -> Help:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from flatrock.core.borrow import kept_buffers, nudged
 from flatrock.core.errors import TrainingError, shown
-from flatrock.core.hooks import Look, Moment, Penalty, Shift, TimedAttack, TimedObjective
+from flatrock.core.hooks import Flatness, Look, Moment, Penalty, Shift, TimedAttack, TimedObjective
 from flatrock.core.types import LABEL_TERMS, Attack, Objective, Parts, Point, View, Views
 from flatrock.engine.job import Job
+from flatrock.engine.own import hook_of, reading
 from flatrock.engine.parts import running_statistics
 from flatrock.engine.runner import Runner
 
@@ -128,7 +129,7 @@ def objective_gradients(stage: Stage, shift: Shift, points: Sequence[Point]) -> 
     with kept_buffers(job.model), nudged(job.model, shift):
         for group in groups:
             shares = [
-                _weighted(objective.loss(views, stage.y).total, point.weight)
+                _weighted(_loss(stage, views).total, point.weight)
                 for point, views in zip(group, run_passes(job.runner, passes, stage.x, group, stage.ids), strict=True)
             ]
             made = torch.autograd.grad(sum(shares[1:], shares[0]), [parameters[n] for n in asked], allow_unused=True)
@@ -197,16 +198,31 @@ def _add(losses: dict[str, Tensor], parts: Parts, weight: float) -> None:
 
 def _with_flatness(stage: Stage, point: Point, views: Views) -> Parts:
     """The objective and what every method adds; a method sees the objective alone, so their order does not matter."""
-    parts = stage.objective.loss(views, stage.y)
-    check_parts(parts, "the objective")
+    parts = _loss(stage, views)
     where, job = seen_inputs(stage.x, point), stage.job
     look = Look(
         job.model, where["clean"], where["adv"], stage.y, views, parts, stage.moment, where.get("helper"), team=job.team
     )
-    added = [(n, p) for n, method in stage.job.flatness.items() if (p := method.in_loss(look)) is not None]
-    for name, penalty in added:
-        check_parts(penalty, f"flatness {name}", Penalty)
-    return joined(parts, [penalty for _, penalty in added]) if added else parts
+    added = [p for name, method in job.flatness.items() if (p := _penalty(name, method, look)) is not None]
+    return joined(parts, added) if added else parts
+
+
+def _loss(stage: Stage, views: Views) -> Parts:
+    """The objective alone."""
+    objective = stage.objective
+    with reading(views, "the objective", objective, key="passes", has=objective.passes):
+        parts = objective.loss(views, stage.y)
+    check_parts(parts, "the objective")
+    return parts
+
+
+def _penalty(name: str, method: Flatness, look: Look) -> Penalty | None:
+    """What a method adds."""
+    with reading(look.views, f"in_loss of flatness {name}", method, key="needs", has=method.needs):
+        penalty = method.in_loss(look)
+    if penalty is not None:
+        check_parts(penalty, hook_of(name, method, "in_loss"), Penalty)
+    return penalty
 
 
 def check_parts(parts: Parts | Penalty, owner: str, kind: type[Parts] | type[Penalty] = Parts) -> None:

@@ -18,6 +18,7 @@ from flatrock.core.tensorfile import load
 from flatrock.engine.checkpoint import model_tensors, optimizer_tensors, put_model, put_optimizer
 from flatrock.engine.folder import RunFolder, differences
 from flatrock.engine.job import Job
+from flatrock.engine.own import state_of
 from flatrock.engine.watch import Watch
 
 
@@ -88,7 +89,9 @@ def save_state(job: Job, folder: RunFolder, state: TrainState) -> None:
 def everything(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and plain numbers that training changes: the live ones."""
     tensors, numbers = optimizer_tensors(job.optimizer)
-    kept = {f"flatness/{name}/{k}": v for name, method in job.flatness.items() for k, v in method.state().items()}
+    kept = {
+        f"flatness/{name}/{k}": v for name, method in job.flatness.items() for k, v in state_of(name, method).items()
+    }
     return {**model_tensors(job.model), **tensors, **kept}, numbers
 
 

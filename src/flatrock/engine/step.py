@@ -18,6 +18,7 @@ from flatrock.data.loader import Batch
 from flatrock.engine.craft import check, craft, merged
 from flatrock.engine.job import Job
 from flatrock.engine.loss import Stage, descend, objective_gradients
+from flatrock.engine.own import nudge_of, shift_of
 from flatrock.engine.parts import running_statistics
 
 
@@ -82,8 +83,9 @@ def mixed(job: Job, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
 
 def _attacked(stage: Stage, shift: Shift) -> tuple[Point, ...]:
     """Inputs crafted at w + shift and the noise methods ask for, which is drawn anew, not kept: it is as large as w."""
-    for method in stage.job.flatness.values():
-        shift = merged(shift, method.before_attack(stage.job.model, stage.moment))
+    model = stage.job.model
+    for name, method in stage.job.flatness.items():
+        shift = merged(shift, shift_of(name, method, "before_attack", method.before_attack(model, stage.moment), model))
     return craft(stage, shift)
 
 
@@ -96,8 +98,8 @@ def _nudge(stage: Stage, points: tuple[Point, ...]) -> Nudge:
         gradients=partial(objective_gradients, stage),
         craft=partial(_attacked, stage),
     )
-    for method in stage.job.flatness.values():
-        nudge = method.before_loss(scene)
+    for name, method in stage.job.flatness.items():
+        nudge = nudge_of(name, method, method.before_loss(scene), scene)
         if nudge is not None:
             return nudge
     return Nudge({}, points)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import cache
@@ -22,6 +23,9 @@ from flatrock.recipes.resumed import is_run, recipe_file
 from flatrock.recipes.schema import Recipe
 
 LIBRARY = Path(__file__).parent / "library"
+# What a recipe says about its numbers, and how it ends in a copy.
+EXPECTED = ("bands", "expect")
+COPIED = re.compile(r" \(of (\w+)\)$")
 # A file here holds the rows of one published table: under `rows`, each recipe says how it differs from the rest of it.
 TABLES = LIBRARY / "tables"
 
@@ -61,7 +65,7 @@ def load_recipe(
 
     With `resume` it may be the folder of a run, too, and is the recipe stored there.
     Every fault of it and of the overrides is told at once, and where there are any those that `also` finds, too. What
-    was expected of a recipe in bands is not expected of one whose numbers overrides change, and its summary names them;
+    was expected of a recipe is not expected of one whose numbers overrides change, and its summary names them;
     nor are its further evaluations asked of one under another threat or on other data.
     """
     if not isinstance(source, str | Path):
@@ -76,7 +80,7 @@ def load_recipe(
     _drop_bands(raw, given)
     _drop_further(raw, given)
     tell_changes(raw, given)
-    return validate(raw, f"recipe {source}", known=faults, also=also)
+    return _of_itself(validate(raw, f"recipe {source}", known=faults, also=also))
 
 
 def load_seeds(
@@ -112,10 +116,26 @@ def place_of(source: object, folder: str | Path | None, *, resume: bool) -> Path
 def _drop_bands(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Take away what was expected of a recipe as given if this one has other numbers and brings no bands of its own."""
     about, before = raw.get("about"), given.get("about")
-    if not isinstance(about, Mapping) or not isinstance(before, Mapping) or not before.get("bands"):
+    if not isinstance(about, Mapping) or not isinstance(before, Mapping):
         return
-    if about.get("bands") == before["bands"] and _decisive(raw) != _decisive(given):
-        raw["about"] = _without(about, "bands", "expect")
+    stale = [key for key in EXPECTED if before.get(key) and about.get(key) == before[key]]
+    if stale and about.get("bands") == before.get("bands") and _decisive(raw) != _decisive(given):
+        raw["about"] = _without(about, *stale)
+
+
+def _of_itself(recipe: Recipe) -> Recipe:
+    """The recipe without what it says of the one it was copied from (`copied`), if it has been edited since."""
+    match = COPIED.search(recipe.about.expect)
+    if match is None or match[1] not in library():
+        return recipe
+    if _numbers(recipe) == _numbers(load_recipe(match[1])):
+        return recipe
+    return recipe.model_copy(update={"about": recipe.about.model_copy(update={"expect": ""})})
+
+
+def copied(said: str, name: str) -> str:
+    """What is expected of a recipe as a copy of it says it."""
+    return f"{said} (of {name})"
 
 
 def _drop_further(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -141,9 +161,13 @@ def _attacked(raw: Mapping[str, Any]) -> Any:
 def _decisive(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """The keys that decide the numbers, other than the seed; None of a recipe that has faults."""
     try:
-        return _without(Recipe.model_validate(dict(raw)).judged_keys(), "seed")
+        return _numbers(Recipe.model_validate(dict(raw)))
     except ValidationError:
         return None
+
+
+def _numbers(recipe: Recipe) -> dict[str, Any]:
+    return _without(recipe.judged_keys(), "seed")
 
 
 def _find(source: str | Path, *, resume: bool = False) -> Path:

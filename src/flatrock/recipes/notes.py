@@ -20,8 +20,10 @@ from flatrock.recipes.schema import Recipe
 
 # After so many times 1 / (1 - decay) updates, what an exponential average began with weighs 5 % of it.
 HORIZONS = 3
-# A copy taken later than this share of training is no beginner's.
+# A copy taken later than this share of training is no beginner's, so more of it may be left: but not so much that the
+# average is little else.
 LATE = 0.5
+MUCH = 0.1
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,21 @@ def _waiting(recipe: Recipe, flatness: Mapping[str, Flatness], span: Span) -> It
 def _horizon(flatness: Mapping[str, Flatness], span: Span) -> Iterator[str]:
     """An exponential average without ramp that the run is too short for."""
     for name, method in flatness.items():
-        if not isinstance(method, SWA) or method.decay is None or method.ramp or method.start >= LATE:
+        reached = span.since(method.start) if isinstance(method, SWA) else 0
+        if not isinstance(method, SWA) or method.decay is None or method.ramp or not reached:
             continue
-        updates, horizon = max(span.since(method.start) - 1, 0), 1 / (1 - method.decay)
-        if updates < HORIZONS * horizon:
-            smaller = 1 - HORIZONS / updates if updates > HORIZONS else 0.0
-            yield (
-                f"T07 {name} averages {updates} updates, fewer than {HORIZONS} horizons 1/(1 - decay) = {horizon:.4g}: "
-                f"at the end {100 * method.decay**updates:.0f} % of the average are still the weights it began with, "
-                f"after {span.steps - updates} of {span.steps} steps; set flatness.{name}.ramp=true, a decay of at "
-                f"most {smaller:.3g}, or a start of {LATE} or later"
-            )
+        updates, horizon, left = reached - 1, 1 / (1 - method.decay), method.decay ** (reached - 1)
+        if left <= MUCH if method.start >= LATE else updates >= HORIZONS * horizon:
+            continue
+        smaller = 1 - HORIZONS / updates if updates > HORIZONS else 0.0
+        cures = [f"flatness.{name}.ramp=true", f"a decay of at most {smaller:.3g}"]
+        if method.start < LATE and method.decay ** max(span.since(LATE) - 1, 0) <= MUCH:
+            cures.append(f"a start of {LATE} or later")
+        yield (
+            f"T07 {name} averages {updates} updates, fewer than {HORIZONS} horizons 1/(1 - decay) = {horizon:.4g}: "
+            f"at the end {100 * left:.0f} % of the average are still the weights it began with, "
+            f"after {span.steps - updates} of {span.steps} steps; set {', '.join(cures[:-1])} or {cures[-1]}"
+        )
 
 
 def _idle(recipe: Recipe) -> Iterator[str]:

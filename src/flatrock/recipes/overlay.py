@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flatrock.core.errors import ConfigError
-from flatrock.core.numbers import scalar
+from flatrock.core.errors import ConfigError, is_plain, shown
+from flatrock.core.guests import is_own
+from flatrock.core.numbers import plain, scalar
+from flatrock.core.registry import unknown
+from flatrock.flatness.catalog import FLATNESS
 from flatrock.recipes.keys import Named
 from flatrock.recipes.read import read_yaml
 from flatrock.recipes.schema import Recipe
@@ -118,11 +123,36 @@ def lay_over(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> list[str]
     for key, method, option in methods:
         names = [m.get("name") if isinstance(m, Mapping) else m for m in raw.get("flatness", [])]
         if method not in names:
-            faults.append(f"override {key!r}: the recipe's flatness has no {method!r}, it has {names}")
+            asked = {name: value for _, other, one in methods if other == method for name, value in one.items()}
+            faults.append(f"override {key!r}: the recipe's flatness has no {method!r}, it has {names}; ")
+            faults[-1] += _joining(names, method, asked)
             continue
         change = [{"name": n, **(option if n == method else {})} for n in names]
         raw.update(overlay(raw, {"flatness": change}))
     return faults
+
+
+def _joining(names: list[Any], method: str, options: Mapping[str, Any]) -> str:
+    """How a method that is not there joins those that are; of no method, what there is."""
+    if not is_own(method) and method not in FLATNESS:
+        return unknown("flatness method", method, FLATNESS.names())
+    values = ((name, plain(value)) for name, value in options.items())
+    said = {name: value if is_plain(value) else shown(value) for name, value in values}
+    return f"add it with {flatness_text([*names, {'name': method, **said}])}"
+
+
+def several(name: str) -> str:
+    """What is wrong with a name that is several; nothing if it is one."""
+    names = [one.strip() for one in name.split(",")]
+    return f"several methods are a list; write {flatness_text(names)}" if len(names) > 1 else ""
+
+
+def flatness_text(methods: Sequence[Any]) -> str:
+    """An override of the methods, as it is typed."""
+    import yaml
+
+    listed = yaml.safe_dump(list(methods), default_flow_style=True, sort_keys=False, width=math.inf).strip()
+    return shlex.quote(f"flatness={listed}")
 
 
 def _no_section(raw: Mapping[str, Any], parents: Sequence[str]) -> str:

@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from flatrock.attacks.catalog import head_of
 from flatrock.core.errors import ConfigError, FlatrockError, in_words
 from flatrock.core.files import sha256
-from flatrock.core.guests import is_own, local, raised_at
+from flatrock.core.guests import is_own, local, raised_at, written_at
 from flatrock.core.hooks import Moment, TimedObjective
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.types import Objective, Parts, View, Views
 from flatrock.engine.loss import check_parts
+from flatrock.engine.own import told_unread, unread
 from flatrock.engine.schedule import Schedule
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.schema import Recipe
 
 # Samples of the passes an objective is tried on.
 ROWS = 4
+# What a term is about that is this near to it, relatively; and what is nothing to compare with.
+NEAR = 1e-3
+TINY = 1e-6
 
 
-def check_loss(name: str, objective: Objective, model: Classifier) -> None:
-    """ConfigError unless the objective makes a loss of passes as training gives them, with gradients to descend on.
+@dataclass(frozen=True)
+class Trial:
+    """Passes of made-up samples, as training gives them, and the tensors that gradients are asked of."""
 
-    They are of the model's classes, of the width of its features, which an objective may have weights of its own for,
-    and of inputs of its shape, which it may ask another network about; the model itself is not run.
-    """
+    views: Views
+    y: Tensor
+    leaves: tuple[Tensor, ...] = ()
+
+    def of(self, rows: Tensor) -> Trial:
+        """Those of some samples, in this order, an index twice for one that is there twice."""
+        seen = {name: _rows(getattr(self.views, name), rows) for name in ("clean", "adv", "helper")}
+        labels = None if self.views.helper_y is None else self.views.helper_y[rows]
+        assert self.views.ids is not None
+        return Trial(Views(**seen, helper_y=labels, ids=self.views.ids[rows]), self.y[rows])
+
+
+def _rows(view: View | None, rows: Tensor) -> View | None:
+    if view is None or view.x is None:
+        return None
+    features, logits = (tensor[rows].detach().requires_grad_() for tensor in (view.features, view.logits))
+    return View(features, logits, view.x[rows])
+
+
+def _trial(objective: Objective, model: Classifier) -> Trial:
+    """Passes of the model's classes, of the width of its features, which an objective may have weights of its own for,
+    and of inputs of its shape, which it may ask another network about; the model itself is not run."""
     gen, classes = Seed(0).child("check").generator(), model.num_classes
     sizes = (model.head.in_features, classes)
     drawn = {p: [torch.randn(ROWS, n, generator=gen).requires_grad_() for n in sizes] for p in objective.passes}
@@ -34,20 +61,60 @@ def check_loss(name: str, objective: Objective, model: Classifier) -> None:
     views = {p: View(features, logits, x) for p, (features, logits) in drawn.items()}
     y, ids = torch.arange(ROWS) % classes, torch.arange(ROWS)
     made = Views(views.get("clean"), views.get("adv"), views.get("helper"), y if "helper" in views else None, ids)
+    return Trial(made, y, tuple(leaf for both in drawn.values() for leaf in both))
+
+
+def check_loss(name: str, objective: Objective, model: Classifier) -> None:
+    """ConfigError unless the objective makes a loss of passes as training gives them: batch means, with gradients to
+    descend on."""
+    trial = _trial(objective, model)
     try:
         with torch.enable_grad(), kept_global_rng(torch.get_default_device()):
             first = Moment(epoch=1, step=0, share=0.0, seed=Seed(0).child("check"))
             now = objective.at(first) if isinstance(objective, TimedObjective) else objective
-            parts = now.loss(made, y)
+            parts = now.loss(trial.views, trial.y)
             check_parts(parts, f"objective {name!r}")
             total = parts.total
-            leaves = [leaf for both in drawn.values() for leaf in both]
-            grads = torch.autograd.grad(total, leaves, allow_unused=True) if total.requires_grad else ()
+            grads = torch.autograd.grad(total, trial.leaves, allow_unused=True) if total.requires_grad else ()
     except FlatrockError:
         raise
     except Exception as error:  # it is the user's code: anything can happen
-        raise ConfigError(f"the loss of {name} raised {in_words(error)}{raised_at(error, objective)}") from error
+        at = raised_at(error, objective)
+        if isinstance(error, AttributeError) and (passes := unread(error, trial.views)):
+            said = told_unread(f"the loss of {name}", passes, at, key="passes", has=objective.passes)
+            raise ConfigError(said) from error
+        raise ConfigError(f"the loss of {name} raised {in_words(error)}{at}") from error
     _check_descent(name, parts, grads)
+    _check_means(name, now, trial, parts)
+
+
+def _values(parts: Parts) -> dict[str, float]:
+    return {name: float(term.detach()) for name, term in parts.terms.items()}
+
+
+def _check_means(name: str, objective: Objective, trial: Trial, parts: Parts) -> None:
+    """ConfigError if a term is a sum over the batch: that of samples there twice is twice as large, and those of two
+    halves add up to that of the whole.
+
+    What looks at the batch as a whole (its variance, pairs of samples) may well do one of the two.
+    """
+    every = torch.arange(ROWS)
+    try:
+        with kept_global_rng(torch.get_default_device()), torch.enable_grad():
+            some = [trial.of(rows) for rows in (every.repeat(2), every[: ROWS // 2], every[ROWS // 2 :])]
+            twice, *halves = (_values(objective.loss(one.views, one.y)) for one in some)
+    except Exception:  # a loss need not take batches of another size
+        return
+    for term, once in _values(parts).items():
+        if parts.weights[term] == 0 or abs(once) < TINY or any(term not in found for found in (twice, *halves)):
+            continue
+        added = sum(half[term] for half in halves)
+        if math.isclose(twice[term], 2 * once, rel_tol=NEAR) and math.isclose(added, once, rel_tol=NEAR):
+            raise ConfigError(
+                f"the loss of {name} is a sum over the batch, not a mean{written_at(type(objective).loss)}: with every "
+                f"sample twice, term {term!r} is {twice[term]:.4g} instead of {once:.4g}; take its .mean() over the "
+                "samples, or divide by len(y)"
+            )
 
 
 def _check_descent(name: str, parts: Parts, grads: tuple[Tensor | None, ...]) -> None:

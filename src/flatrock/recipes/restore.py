@@ -21,6 +21,7 @@ from flatrock.core.tensorfile import load as load_checkpoint
 from flatrock.data.dataset import Dataset
 from flatrock.engine.checkpoint import put_model
 from flatrock.engine.folder import RunFolder
+from flatrock.engine.intact import ANOTHER, faults, instead, whole
 from flatrock.evaluation.checks import TEST_SELECTED
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.check import of_trained
@@ -70,10 +71,21 @@ def open_checkpoint(source: Path | str | Run, which: str = "auto") -> tuple[Path
     file = path / f"{which}.safetensors"
     if not file.is_file():
         raise StateError(_why_missing(folder, file, which))
-    tensors, meta = load_checkpoint(file, role=which)
+    tensors, meta = _loaded(folder, file, which)
     if meta["recipe_hash"] != info["recipe_hash"]:
         raise StateError(f"{file} belongs to another run; put the right file back or train again with --resume")
     return file, tensors, meta
+
+
+def _loaded(folder: RunFolder, file: Path, which: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint of a run; what is said of one that is damaged names those that are not."""
+    try:
+        return load_checkpoint(file, role=which)
+    except StateError as error:
+        told = str(error)
+        if not told.endswith(ANOTHER):
+            raise
+        raise StateError(f"{told.removesuffix(ANOTHER)}; {instead(folder, but=which)}") from error
 
 
 def _place(source: Source) -> Path:
@@ -103,14 +115,23 @@ def _why_missing(folder: RunFolder, file: Path, which: str) -> str:
     if which.endswith("best") and best is None:
         others = which.replace("best", "last") + (" or best" if records[-1].best_epoch is not None else "")
         return f"{one} no best epoch: every one predicted a single class; look at --which {others}"
-    return f"{file} is lost; look at the run's other checkpoints"
+    return f"{file} is lost; {instead(folder, but=which)}"
 
 
-def eval_command(run: Run, *more: str) -> str:
-    """The command that evaluates a run, of its plain weights where every average collapsed; nothing if all did."""
+def eval_command(run: Run, *more: str, look: bool = False) -> str:
+    """The command that evaluates a run, of its plain weights where every average collapsed; nothing if all did.
+
+    With `look` the weights are read, and others are named where those meant are damaged; nothing if all are.
+    """
     if run.best is None and run.best_average is None:
         return ""
     which = ["--which", "best"] if run.average_collapsed else []
+    meant = "average-best" if run.best_average is not None else "best"
+    if look and meant in faults(run):
+        others = whole(RunFolder(run.folder), but=meant)
+        if not others:
+            return ""
+        which = ["--which", others[0]]
     return shlex.join(["flatrock", "eval", str(run.folder), *which, *more])
 
 

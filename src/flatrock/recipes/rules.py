@@ -31,6 +31,7 @@ from flatrock.recipes.draft import Draft
 from flatrock.recipes.further import check_further
 from flatrock.recipes.keys import Named
 from flatrock.recipes.optimizer import build_optimizer, trial_model
+from flatrock.recipes.overlay import several
 from flatrock.recipes.own import check_loss, check_rates
 from flatrock.recipes.pieces import data_shape, model_options
 from flatrock.recipes.schema import (
@@ -120,8 +121,8 @@ def _flatness(draft: Draft) -> None:
     made: dict[str, Flatness] = {}
     for i, section in enumerate(draft.get("flatness", tuple) or ()):
         where = f"flatness[{i}] {section.name}"
-        if section.name in made:
-            draft.note(f"{where}: the method is there twice; keep one")
+        if fault := "the method is there twice; keep one" if section.name in made else several(section.name):
+            draft.note(f"{where}: {fault}")
             continue
         method = draft.build(where, partial(FLATNESS.make, section.name, **section.options))
         if method is not None:

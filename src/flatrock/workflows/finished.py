@@ -8,6 +8,7 @@ from flatrock.core.errors import StateError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.runs import Run
 from flatrock.engine.folder import ENDED, RunFolder
+from flatrock.engine.intact import faults, instead
 from flatrock.engine.told import tell_all
 from flatrock.recipes.filled import unlike
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
@@ -44,6 +45,14 @@ def finished_before(recipe: Recipe, place: Path | None, progress: Progress | Non
         with folder.locked("writing the recipe of"):
             take_attacks(folder, recipe, listener)
     return run
+
+
+def tell_damaged(run: Run, progress: Progress | None) -> None:
+    """Say which weights of a run that was resumed cannot be read: they lay there since they were written."""
+    found = faults(run)
+    if found:
+        cure = instead(RunFolder(run.folder))
+        tell_all("; ".join([*found.values(), cure]), progress or Silent(), inside=-1)
 
 
 def _status(folder: RunFolder) -> str:

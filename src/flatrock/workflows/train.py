@@ -19,7 +19,7 @@ from flatrock.engine.loop import OnEpoch, train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe, place_of
 from flatrock.recipes.schema import Recipe
-from flatrock.workflows.finished import finished_before
+from flatrock.workflows.finished import finished_before, tell_damaged
 from flatrock.workflows.together import train_together
 
 
@@ -52,6 +52,7 @@ def train_recipe(
     chosen = source if isinstance(source, Recipe) else load_recipe(source, written(overrides), resume=resume)
     devices, place = pick_devices(device), place_of(source, folder, resume=resume)
     if resume and not overwrite and (done := finished_before(chosen, place, progress)) is not None:
+        tell_damaged(done, progress)
         return done
     how: dict[str, Any] = {
         "folder": place,
@@ -63,8 +64,12 @@ def train_recipe(
     begin: dict[str, Any] = {"overwrite": overwrite, "on_epoch": on_epoch}
     with terminable():
         if len(devices) > 1:
-            return train_together(chosen, devices, **how, **begin)
-        return train(build_job(chosen, device=devices[0], **how), resume=resume, progress=progress, **begin)
+            run = train_together(chosen, devices, **how, **begin)
+        else:
+            run = train(build_job(chosen, device=devices[0], **how), resume=resume, progress=progress, **begin)
+    if resume:
+        tell_damaged(run, progress)
+    return run
 
 
 def written(value: Any) -> Any:
