@@ -209,7 +209,7 @@ def test_a_result_in_the_place_of_another_is_told(here: Path) -> None:
     assert "r.json is the result of another evaluation (different: eps); repeat its options, choose" in refused.output
     assert "r.json is there already" in flatrock(*words, *said, "0.1", "--resume").output
     done = flatrock(*words, *said, "0.2")
-    assert "replaced the result of another evaluation (different: eps), and what lay beside it\n" in done.output
+    assert "replaced the result of another evaluation (different: eps)\n" in done.output
     assert result_of(done).threat["eps"] == 0.2
 
 

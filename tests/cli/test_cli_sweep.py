@@ -19,7 +19,7 @@ from command_cases import Done, flatrock, refusal
 import flatrock as library
 import flatrock.workflows.reproduce as engine
 from flatrock.core.gaps import mean_paired
-from flatrock.core.locks import is_held
+from flatrock.core.locks import is_held, locked
 from flatrock.core.records import read_result
 from flatrock.engine.folder import RunFolder
 from flatrock.reports.claims import points
@@ -208,6 +208,20 @@ def test_processes_write_the_table_in_turn(again: Path, monkeypatch: pytest.Monk
 
 
 TWO = [word.replace("0.2,1e30", "0.2,0.3") for word in ALL]
+
+
+def test_a_table_that_another_process_writes_for_long_is_left_to_it(
+    again: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All runs are made: the tables are printed, and nothing has failed."""
+    monkeypatch.setattr("flatrock.core.locks.WAIT", 0.1)
+    free = flatrock(*ALL)
+    with locked(Path("runs/s/.sweep.csv.lock"), "writing", Path("runs/s/sweep.csv")):
+        done = flatrock(*ALL)
+    assert done.exit_code == free.exit_code, done.output
+    assert lines(done) == lines(free)
+    assert f"process {os.getpid()} is writing runs/s/sweep.csv" in done.output
+    assert "the same command writes it again" in done.output
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from flatrock.core import locks
 from flatrock.core.errors import BusyError, StateError
-from flatrock.core.locks import in_turn, locked
+from flatrock.core.locks import alone, locked
 
 
 def test_the_second_is_told_who_is_at_work(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_one_after_the_other_writes_a_file(tmp_path: Path, monkeypatch: pytest.M
     file, inside = tmp_path / "new" / "table.csv", list[int]()
 
     def write(number: int) -> None:
-        with in_turn(file):
+        with alone(file):
             inside.append(number)
             time.sleep(0.05)
             inside.append(number)
@@ -113,5 +113,5 @@ def test_one_after_the_other_writes_a_file(tmp_path: Path, monkeypatch: pytest.M
     assert len(inside) == 6 and inside[::2] == inside[1::2], "nobody came between"
     assert list((tmp_path / "new").iterdir()) == []
     monkeypatch.setattr(locks, "WAIT", 0.0)
-    with in_turn(file), pytest.raises(BusyError, match=rf"is writing {file}; wait for it"):
+    with alone(file), pytest.raises(BusyError, match=rf"is writing {file}; wait for it"):
         write(3)

@@ -142,7 +142,7 @@ class Later(Plain):
 
     def of(self, ce):
         Later.calls += 1
-        return ce.mean() * (float("nan") if Later.calls > 6 else 1)
+        return ce.mean() * (float("nan") if Later.calls > 7 else 1)
 
 
 class NoFlat:

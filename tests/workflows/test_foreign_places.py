@@ -15,6 +15,7 @@ from flatrock.core.progress import Silent
 from flatrock.core.records import Result
 from flatrock.evaluation.exam import Exam
 from flatrock.models.catalog import create_model
+from flatrock.workflows.evaluate import write_result
 from flatrock.workflows.foreign import evaluate_foreign, store_foreign
 from flatrock.workflows.replaced import adversarial_file
 
@@ -127,16 +128,36 @@ def test_resume_leaves_the_result_of_another_model_alone(here: Path) -> None:
     assert out.read_bytes() == before
 
 
-def test_nothing_is_left_beside_a_result_that_is_replaced(here: Path) -> None:
+def test_inputs_of_a_result_that_is_replaced_go_and_pictures_are_told(here: Path) -> None:
+    """Whose pictures they are nobody knows: they may be the user's."""
     out, model = Path("r.json"), write(here, "mine")
-    pictures = [Path("r-fast.png"), Path("r-gallery.png")]
+    pictures = (Path("r-fast.png"), Path("r-gallery.png"))
     asked(model, out=out, attacks=["fast"], keep_adversarial=True)
     for picture in pictures:
         picture.write_bytes(b"png")
     asked(model, out=out, attacks=["fast"])
     assert all(file.is_file() for file in (*pictures, adversarial_file(out))), "the same question"
-    asked(model, out=out, attacks=["fast"], eps=0.2)
-    assert sorted(file.name for file in here.iterdir() if file.name.startswith("r")) == ["r.json"]
+    written = write_result(out, evaluate_foreign(model, **{**DIGITS, "attacks": ["pgd-2"]}))
+    assert written.other is not None
+    assert (written.other.different, written.other.pictures) == (("attacks",), pictures)
+    assert [file.is_file() for file in (*pictures, adversarial_file(out))] == [True, True, False]
+
+
+def test_a_result_that_cannot_be_stored_leaves_the_other_and_its_inputs(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, model = Path("r.json"), write(here, "mine")
+    asked(model, out=out, keep_adversarial=True)
+    before = out.read_bytes()
+
+    def full(path: Path, text: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("flatrock.workflows.evaluate.write_atomic", full)
+    with pytest.raises(OSError, match="No space"):
+        write_result(out, evaluate_foreign(model, **{**DIGITS, "eps": 0.2}))
+    assert out.read_bytes() == before
+    assert adversarial_file(out).is_file()
 
 
 def test_weights_of_the_user_s_are_not_taken_for_what_lies_beside_a_result(here: Path) -> None:

@@ -355,7 +355,7 @@ def test_two_who_add_rows_at_once_lose_none(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(module, "read_rows", interrupted)
     if not held:
-        monkeypatch.setattr(module, "in_turn", lambda *words, **options: nullcontext())
+        monkeypatch.setattr(module, "alone", lambda *words, **options: nullcontext())
     add_rows(out, [mine])
     threads[0].join()
     names = [row.recipe for row in read(out) or []]

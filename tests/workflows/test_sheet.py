@@ -316,3 +316,16 @@ def test_a_kept_epoch_that_is_the_best_one_keeps_its_line(tmp_path: Path) -> Non
     found = sheet([run])
     assert [row[found.header.index("which")] for row in found.rows] == ["best", "epoch-0002"]
     assert found.again == ()
+
+
+def test_defaults_are_those_a_run_was_trained_with(tmp_path: Path) -> None:
+    """As it recorded them: today's may be others."""
+    runs = [
+        fake_run(tmp_path / name, NAME, FOUND, overrides=asked)
+        for name, asked in (("plain", {}), ("said", {"objective.beta": 3}))
+    ]
+    folder = RunFolder(runs[0])
+    about = folder.read_info()["provenance"]
+    folder.write_info(provenance={**about, "settings": {"objective": {"name": "trades", "beta": 7.5}}})
+    found = sheet(runs)
+    assert [row[found.header.index("objective.beta")] for row in found.rows] == [7.5, 3]

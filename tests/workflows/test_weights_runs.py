@@ -99,7 +99,7 @@ def test_other_weights_are_not_resumed_with(averaged_run: Path, tmp_path: Path) 
     torch.save({"head.weight": torch.zeros(10, 64)}, tmp_path / "odd.pt")
     with pytest.raises(ConfigError, match="the weights do not fit"):
         train_recipe(at(tmp_path / "odd.pt"), folder=tmp_path / "run", device="cpu", resume=True)
-    with pytest.raises(StateError, match=r"model\.weights: .* there, None asked for"):
+    with pytest.raises(StateError, match=r"model\.weights: .* there, None .*asked for"):
         train_recipe(at(None), folder=tmp_path / "run", device="cpu", resume=True)
     assert train_recipe(at(averaged_run), folder=tmp_path / "run", device="cpu", resume=True).status == "finished"
 

@@ -19,7 +19,6 @@ from flatrock.reports.table import Table, class_name, comparison, distances, per
 from flatrock.reports.table import per_class as class_table
 from flatrock.reports.waterfall import draw_waterfall, waterfall
 from flatrock.workflows.evaluate import write_result
-from flatrock.workflows.replaced import replaced
 
 # So many classes that are equally bad are named; more are counted.
 NAMED = 5
@@ -66,14 +65,15 @@ def called(source: Path | None, result: Result) -> str:
 
 def store(result: Result, place: Path, name: str, classes: Sequence[str] | None, *, keep_adversarial: bool) -> None:
     """Stored before a word is said: who reads only the first lines (| head) has all of it; told in any case."""
-    other = replaced(place, result)
     try:
         written = write_result(place, result if keep_adversarial else replace(result, adversarial=None))
     finally:
         tell(result, name, classes)
-    if other:
-        say(f"replaced the result of another evaluation (different: {', '.join(other)}), and what lay beside it")
-    say(f"wrote {place}" if written else f"nothing to write: {place} is there already")
+    if (other := written.other) is not None:
+        say(f"replaced the result of another evaluation (different: {', '.join(other.different)})")
+        for picture in other.pictures:
+            say(f"left {picture}, which may be of that evaluation")
+    say(f"wrote {place}" if written.new else f"nothing to write: {place} is there already")
 
 
 def draw(result: Result, stored: Path, shown: Shown, csv: Path | None) -> None:

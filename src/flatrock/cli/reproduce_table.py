@@ -10,7 +10,7 @@ from typing import Any
 
 from flatrock.cli.shared import check_json, check_out, check_page
 from flatrock.core.device import Devices, each_device, pick_device
-from flatrock.core.locks import in_turn
+from flatrock.core.locks import alone
 from flatrock.core.progress import Progress
 from flatrock.core.rows import SCHEMA, Row, chosen_on_test, read_rows
 from flatrock.recipes.changed import leaves
@@ -83,7 +83,7 @@ class Prepared:
         """Write the page of all rows of the results file; it and its pictures, or nothing if there is no row yet."""
         if not self.known():
             return []
-        with in_turn(self.page):  # processes that share the rows often end together
+        with alone(self.page):  # processes that share the rows often end together
             rows = self.known()
             bands = expected_bands(rows, [planned.recipe for planned in self.rows])
             pictures = write_results(rows, self.figures(rows), [self.out], self.page, bands=bands, command=self.command)

@@ -138,6 +138,7 @@ def _of_another(folder: RunFolder) -> Run | None:
         say(("FAILED: ", "bold red"), f"{folder.path}, of another process: {info.get('reason')}", to=errors)
         return None
     if info["status"] not in ENDED:
-        raise BusyError(f"{folder.path} was begun by another process and is not finished; wait for it")
+        said = f"{folder.path} was begun by another process and is not finished"
+        raise BusyError(f"{said}; wait for it, or, if nobody trains it any more, go on with --resume")
     say(f"{folder.path} was made by another process meanwhile")
     return folder.run()

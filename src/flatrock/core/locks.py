@@ -47,7 +47,7 @@ def locked(path: Path, doing: str, place: Path, *, wait: float = INSTANT) -> Ite
 
 
 @contextmanager
-def in_turn(path: Path, doing: str = "writing") -> Iterator[None]:
+def alone(path: Path, doing: str = "writing") -> Iterator[None]:
     """Write a file that several processes may write, one after the other; BusyError if one of them takes long."""
     with suppress(OSError):  # told by the lock
         path.parent.mkdir(parents=True, exist_ok=True)

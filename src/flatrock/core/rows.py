@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.files import read_record, write_atomic
-from flatrock.core.locks import in_turn
+from flatrock.core.locks import alone
 from flatrock.core.provenance import VERSION, commit
 from flatrock.core.records import COLLAPSED
 
@@ -235,7 +235,7 @@ def add_rows(path: Path, new: Sequence[Row]) -> list[Row]:
 
     Several processes may do so: each sees what the others have written. BusyError if one holds the file for long.
     """
-    with in_turn(path, "adding rows to"):
+    with alone(path, "adding rows to"):
         rows = added((read_rows(path) or []) if path.exists() else [], new)
         write_rows(path, rows)
     return rows

@@ -91,13 +91,24 @@ def load(path: Path, *, role: str | None = None) -> tuple[dict[str, Tensor], dic
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a file says that it is one of these; one that cannot be read does not."""
+    return _header(path).get("format") == FORMAT
+
+
+def role_of(path: Path) -> str | None:
+    """What a file of ours says it is for, whatever became of its tensors; None of any other file."""
+    header = _header(path)
+    return json.loads(header["meta"]).get("role") if header.get("format") == FORMAT else None
+
+
+def _header(path: Path) -> dict[str, str]:
+    """What stands before the tensors; nothing if that cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as f:
-            return (f.metadata() or {}).get("format") == FORMAT
+            return f.metadata() or {}
     except (SafetensorError, OSError, ValueError, RuntimeError):
-        return False
+        return {}
 
 
 def _is_archive(path: Path) -> bool:

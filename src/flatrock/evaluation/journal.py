@@ -212,8 +212,8 @@ def answered(
     said = {ANSWERS: None if identity[ANSWERS] is None else answers(result.margins["clean"])}
     if odd := differences(json_text(said), {ANSWERS: identity[ANSWERS]}):
         raise StateError(
-            f"{result_file(folder)} is of another model with these weights (different: {', '.join(odd)}); store this "
-            "one elsewhere (--out), or leave out --resume (resume=True) to replace it"
+            f"{result_file(folder)} is of another model with these weights (different: {', '.join(odd)}); keep it "
+            "under another name, or leave out --resume (resume=True) to replace it"
         )
     return _in_order(result, identity["attacks"])
 

@@ -68,8 +68,8 @@ def same_training(recipe: Recipe) -> str:
 
 
 def unlike(there: Recipe, asked: Recipe) -> list[str]:
-    """In what keys that decide the weights, as they were given, recipes differ: `key: this there, that asked for`."""
-    old, new = (leaves(recipe.deciding(recipe.resolved())) for recipe in (there, asked))
+    """In what recipes differ that decides the weights, as hashes see it: `key: this there, that asked for`."""
+    old, new = (leaves(recipe.training_keys()) for recipe in (there, asked))
     all_old, all_new = (leaves(in_full(recipe)) for recipe in (there, asked))
     keys = [key for key in sorted(old.keys() | new.keys()) if json_text(old.get(key)) != json_text(new.get(key))]
     return [f"{key}: {_said(key, old, all_old)} there, {_said(key, new, all_new)} asked for" for key in keys]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+
+import torch
 
 from flatrock.attacks.catalog import ATTACKS, Spec, parse_attack
 from flatrock.attacks.gradient import idle
 from flatrock.core.errors import ConfigError
+from flatrock.core.guests import is_own
 from flatrock.core.hooks import Flatness
 from flatrock.engine.schedule import Piecewise, Schedule, time_at
 from flatrock.flatness.awp import AWP
@@ -15,7 +19,8 @@ from flatrock.flatness.catalog import FLATNESS
 from flatrock.flatness.swa import SWA
 from flatrock.objectives.catalog import OBJECTIVES
 from flatrock.objectives.gat import GAT
-from flatrock.recipes.pieces import build_schedule
+from flatrock.recipes.own import sums
+from flatrock.recipes.pieces import build_model, build_schedule
 from flatrock.recipes.schema import Recipe
 
 # After so many times 1 / (1 - decay) updates, what an exponential average began with weighs 5 % of it.
@@ -46,13 +51,22 @@ class Span:
 
 def notes(recipe: Recipe, *, per_epoch: int | None) -> list[str]:
     """A line for each thing that will not happen or means little; `per_epoch` None: how many steps is not known."""
-    found = list(_idle(recipe))
+    found = [*_idle(recipe), *_sums(recipe)]
     if per_epoch is not None:
         span = Span(recipe.train.epochs, per_epoch, recipe.train.steps(per_epoch))
         flatness = {f.name: FLATNESS.make(f.name, **f.options) for f in recipe.flatness}
         found += [*_milestones(build_schedule(recipe), span), *_waiting(recipe, flatness, span)]
         found += _horizon(flatness, span)
     return [f"{text} (docs/diagnostics.md)" for text in found]
+
+
+def _sums(recipe: Recipe) -> Iterator[str]:
+    """Of an objective of the user's. It may be meant, or have been trained on before: it is no fault."""
+    name = recipe.objective.name
+    if is_own(name):
+        with nullcontext() if is_own(recipe.model.name) else torch.device("meta"):
+            model = build_model(recipe)
+        yield from (f"T12 {said}" for said in sums(name, OBJECTIVES.make(name, **recipe.objective.options), model))
 
 
 def _milestones(schedule: Schedule, span: Span) -> Iterator[str]:

@@ -70,9 +70,7 @@ def check_loss(name: str, objective: Objective, model: Classifier) -> None:
     trial = _trial(objective, model)
     try:
         with torch.enable_grad(), kept_global_rng(torch.get_default_device()):
-            first = Moment(epoch=1, step=0, share=0.0, seed=Seed(0).child("check"))
-            now = objective.at(first) if isinstance(objective, TimedObjective) else objective
-            parts = now.loss(trial.views, trial.y)
+            parts = _now(objective).loss(trial.views, trial.y)
             check_parts(parts, f"objective {name!r}")
             total = parts.total
             grads = torch.autograd.grad(total, trial.leaves, allow_unused=True) if total.requires_grad else ()
@@ -85,36 +83,45 @@ def check_loss(name: str, objective: Objective, model: Classifier) -> None:
             raise ConfigError(said) from error
         raise ConfigError(f"the loss of {name} raised {in_words(error)}{at}") from error
     _check_descent(name, parts, grads)
-    _check_means(name, now, trial, parts)
+
+
+def _now(objective: Objective) -> Objective:
+    """The objective at the first step."""
+    first = Moment(epoch=1, step=0, share=0.0, seed=Seed(0).child("check"))
+    return objective.at(first) if isinstance(objective, TimedObjective) else objective
 
 
 def _values(parts: Parts) -> dict[str, float]:
     return {name: float(term.detach()) for name, term in parts.terms.items()}
 
 
-def _check_means(name: str, objective: Objective, trial: Trial, parts: Parts) -> None:
-    """ConfigError if a term is a sum over the batch: that of samples there twice is twice as large, and those of two
+def sums(name: str, objective: Objective, model: Classifier) -> list[str]:
+    """Terms that are sums over the batch, not means: that of samples there twice is twice as large, and those of two
     halves add up to that of the whole.
 
     What looks at the batch as a whole (its variance, pairs of samples) may well do one of the two.
     """
-    every = torch.arange(ROWS)
+    trial, every = _trial(objective, model), torch.arange(ROWS)
     try:
         with kept_global_rng(torch.get_default_device()), torch.enable_grad():
-            some = [trial.of(rows) for rows in (every.repeat(2), every[: ROWS // 2], every[ROWS // 2 :])]
-            twice, *halves = (_values(objective.loss(one.views, one.y)) for one in some)
+            now = _now(objective)
+            some = [trial.of(rows) for rows in (every, every.repeat(2), every[: ROWS // 2], every[ROWS // 2 :])]
+            parts, *others = [now.loss(one.views, one.y) for one in some]
     except Exception:  # a loss need not take batches of another size
-        return
+        return []
+    twice, *halves = map(_values, others)
+    found = []
     for term, once in _values(parts).items():
-        if parts.weights[term] == 0 or abs(once) < TINY or any(term not in found for found in (twice, *halves)):
+        if parts.weights[term] == 0 or abs(once) < TINY or any(term not in known for known in (twice, *halves)):
             continue
         added = sum(half[term] for half in halves)
         if math.isclose(twice[term], 2 * once, rel_tol=NEAR) and math.isclose(added, once, rel_tol=NEAR):
-            raise ConfigError(
+            found.append(
                 f"the loss of {name} is a sum over the batch, not a mean{written_at(type(objective).loss)}: with every "
                 f"sample twice, term {term!r} is {twice[term]:.4g} instead of {once:.4g}; take its .mean() over the "
                 "samples, or divide by len(y)"
             )
+    return found
 
 
 def _check_descent(name: str, parts: Parts, grads: tuple[Tensor | None, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from flatrock.recipes.restore import (
     unfinished,
 )
 from flatrock.recipes.schema import Recipe
-from flatrock.workflows.replaced import adversarial_file, discard_beside
+from flatrock.workflows.replaced import Other, adversarial_file, discard_inputs, other_in
 from flatrock.workflows.surrogate import open_surrogate, surrogate_mark, unheeded
 
 
@@ -231,22 +232,31 @@ def result_place(source: Source, result: Result) -> Path:
     return folder / f"{stem}.json"
 
 
-def write_result(target: Path, result: Result) -> bool:
+@dataclass(frozen=True)
+class Written:
+    """Whether a result was written, not if the file is this very result, and the one whose place it took."""
+
+    new: bool
+    other: Other | None = None
+
+
+def write_result(target: Path, result: Result) -> Written:
     """Store a result, with its inputs if they are kept, and remove the batches it was made of.
 
-    Of a result of another question that lay there nothing is left. Whether it was written: not if the file is this very
-    result.
+    Inputs beside a result of another question are not those of this one: they go once it is stored.
     """
-    discard_beside(target, result)
+    other = other_in(target, result)
     if result.adversarial is not None:
         save(adversarial_file(target), {"x_adv": result.adversarial}, {"role": "adversarial", **result.provenance})
     text, part = result.to_json().encode(), target.with_suffix(".part")
     if target.is_file() and target.read_bytes() == text:  # it was read: newer batches are another evaluation's
         discard_left_over(part)
-        return False
+        return Written(False)
     write_atomic(target, text)
+    if other is not None and result.adversarial is None:
+        discard_inputs(target)
     discard(part)
-    return True
+    return Written(True, other)
 
 
 def _parts(

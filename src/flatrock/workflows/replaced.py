@@ -1,17 +1,17 @@
-"""A result where another one lies: in what their questions differ, and which files would be left of the other."""
+"""A result where another one lies: in what their questions differ, and what is left of the other."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text
 from flatrock.core.records import Result
-from flatrock.core.tensorfile import load
+from flatrock.core.tensorfile import role_of
 
 # What provenance keeps of a question, and what a user calls it.
 _NAMES = {
@@ -31,10 +31,23 @@ def question_of(threat: Mapping[str, Any], attacks: Iterable[str], about: Mappin
     return dict(json.loads(json_text({**threat, **told})))
 
 
-def replaced(target: Path, result: Result) -> list[str]:
-    """In what the question of the result in a file, if there is one, differs from that of one that takes its place."""
+@dataclass(frozen=True)
+class Other:
+    """A result of another question, whose place one takes: in what they differ, and pictures that may be of it."""
+
+    different: tuple[str, ...]
+    pictures: tuple[Path, ...]
+
+
+def other_in(target: Path, result: Result) -> Other | None:
+    """The result in a file, if it answers another question than the one that takes its place."""
     old = _read(target)
-    return [] if old is None else _names(_question(old), _question(result))
+    odd = [] if old is None else _names(_question(old), _question(result))
+    if old is None or not odd:
+        return None
+    names = [name for name in (*old.plans, "gallery") if name not in result.plans]
+    drawn = (target.with_name(f"{target.stem}-{name}.png") for name in names)
+    return Other(tuple(odd), tuple(file for file in drawn if file.is_file()))
 
 
 def check_other(target: Path, question: Mapping[str, Any]) -> None:
@@ -47,16 +60,10 @@ def check_other(target: Path, question: Mapping[str, Any]) -> None:
         )
 
 
-def discard_beside(target: Path, result: Result) -> None:
-    """Remove what was drawn and kept beside a result of another question, whose place this one takes."""
-    old = _read(target)
-    if old is None or not replaced(target, result):
-        return
-    for name in (*old.plans, "gallery"):
-        target.with_name(f"{target.stem}-{name}.png").unlink(missing_ok=True)
-    with suppress(StateError):  # something else of that name is not ours
-        load(adversarial_file(target), role="adversarial")
-        adversarial_file(target).unlink()
+def discard_inputs(target: Path) -> None:
+    """Remove the inputs kept beside a result that is replaced; something else of that name is not ours."""
+    if role_of(kept := adversarial_file(target)) == "adversarial":
+        kept.unlink()
 
 
 def adversarial_file(result: Path) -> Path:

@@ -117,6 +117,7 @@ def reproduce_rows(
     # Others may have ended, or been killed, since their rows were passed. A look that changes nothing is the last.
     while left and len(still := table.turns(left, again=True)) < len(left):
         left = still
+    table.store()
     rows = [row for one in planned for row in table.rows.get(one.folder, ())]
     bands = expected_bands(rows, [one.recipe for one in planned])
     busy = {one.folder: table.busy[one.folder] for _, one in left if one.folder in table.busy}
@@ -177,9 +178,14 @@ class _Table:
             self.problems[one.folder] = _traced(one, error)
             self.told.failed(one, self.problems[one.folder])
             self.rows[one.folder] = _as_it_is(one, self.means)
-        if self.out is not None:
-            add_rows(self.out, [row for rows in self.rows.values() for row in rows])
+        with suppress(BusyError):  # the next one adds all of them, or the last look
+            self.store()
         return True
+
+    def store(self) -> None:
+        """Add all rows there are to the results file, if there is one."""
+        if self.out is not None and (rows := [row for found in self.rows.values() for row in found]):
+            add_rows(self.out, rows)
 
 
 def _lacks(planned: Planned, elsewhere: Sequence[Planned]) -> str:

@@ -53,10 +53,11 @@ class _Keys:
     hash: str
 
     @classmethod
-    def of(cls, recipe: Recipe) -> _Keys:
-        """Those of a recipe."""
+    def of(cls, recipe: Recipe, recorded: Mapping[str, Any]) -> _Keys:
+        """Those of a recipe; defaults are the `recorded` ones, which today's need not be."""
         full, given = (leaves(recipe.deciding(keys)) for keys in (in_full(recipe), recipe.resolved()))
-        return cls(full, given.keys(), recipe_hash(recipe))
+        told = leaves({key: value for key, value in recorded.items() if key != "select"})
+        return cls({**full, **told}, given.keys(), recipe_hash(recipe))
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class _Known:
     def of(cls, path: Path, progress: Progress | None) -> _Known:
         """That of this run folder."""
         recipe, main = stored_recipe(RunFolder(path), progress), standing(path).main
-        return cls(recipe, _Keys.of(recipe), "" if main is None else main.name)
+        recorded = RunFolder(path).read_info().get("provenance", {}).get("settings", {})
+        return cls(recipe, _Keys.of(recipe, recorded), "" if main is None else main.name)
 
 
 def _line(path: Path | None, file: Path | None, known: _Known | None) -> _Found:

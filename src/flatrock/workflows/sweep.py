@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.errors import BusyError, ConfigError, FlatrockError
 from flatrock.core.files import write_csv
-from flatrock.core.locks import in_turn
+from flatrock.core.locks import alone
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import Row
 from flatrock.engine.folder import UNENDED, RunFolder
@@ -92,14 +92,28 @@ def make_sweep(
     mine = plan.runs if shard is None else shard.part(plan.runs)
     outcome = reproduce_rows(mine, None, limit_minutes=limit_minutes, progress=progress, listener=listener, **how)
     target = csv or plan.runs_dir / "sweep.csv"
-    with in_turn(target):  # processes that share a sweep often end together
-        # One that another process begins right now has no recipe yet.
-        known = [run.folder for run in plan.runs if run.status != NEW and RunFolder(run.folder).recipe.is_file()]
-        unread = {folder: why for folder in known if (why := _unreadable(folder))}
-        table = sheet([folder for folder in known if folder not in unread], Silent())
-        write_csv(target, table.header, table.rows)
+    unread = _write_sheet(plan, target, progress or Silent())
     found = settled(plan, outcome)
     return Swept(settings=found, differences=differences(found), outcome=outcome, csv=target, unread=unread)
+
+
+def _write_sheet(plan: Plan, target: Path, progress: Progress) -> dict[Path, str]:
+    """Write a line for every result there is; the runs that cannot be read, and why."""
+    try:
+        with alone(target):  # processes that share a sweep often end together
+            # One that another process begins right now has no recipe yet.
+            known = [run.folder for run in plan.runs if run.status != NEW and RunFolder(run.folder).recipe.is_file()]
+            unread: dict[Path, str] = {}
+            try:
+                table = sheet(known, Silent())
+            except FlatrockError:
+                unread = {folder: why for folder in known if (why := _unreadable(folder))}
+                table = sheet([folder for folder in known if folder not in unread], Silent())
+            write_csv(target, table.header, table.rows)
+    except BusyError as error:  # all runs are made: that is no reason to fail
+        progress.say(f"{error}; until then it may lack the last runs, and the same command writes it again")
+        return {}
+    return unread
 
 
 def _unreadable(folder: Path) -> str:
