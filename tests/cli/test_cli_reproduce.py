@@ -17,6 +17,7 @@ import flatrock as library
 import flatrock.engine.follow as steps
 import flatrock.workflows.reproduce as engine
 from flatrock.cli.reproduce import Told
+from flatrock.core.errors import BusyError
 from flatrock.core.locks import locked
 from flatrock.core.rows import read_rows
 from flatrock.engine.folder import RunFolder
@@ -368,6 +369,30 @@ def test_other_rows_of_the_file_are_kept(finished: Path, here: Path) -> None:
     rows = read_rows(here / "runs/reproduce.json") or []
     assert [row.recipe for row in rows] == ["digits_standard", "digits_mart", "digits_at"]
     assert "digits_mart" in (here / "runs/reproduce.md").read_text()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_results_file_that_another_process_holds_gets_its_rows_later(
+    finished: Path, here: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """With the next row, or in the end; nothing is lost silently if it is held even then."""
+    shutil.copytree(finished / "runs", here / "runs")
+    (here / "runs/reproduce.json").unlink()
+    add, held = engine.add_rows, [True] * times
+
+    def added(path: Path, rows: Any) -> Any:
+        if held:
+            held.pop()
+            raise BusyError("process 1 is adding rows to it; wait for it")
+        return add(path, rows)
+
+    monkeypatch.setattr(engine, "add_rows", added)
+    done = flatrock("reproduce", *NAMES, *TINY, *CPU)
+    if times < 3:  # after each of two rows, and once more
+        assert done.exit_code == 0, done.output
+        assert lasting(here / "runs/reproduce.json") == lasting(finished / "runs/reproduce.json")
+    else:
+        assert done.exit_code == 2 and "is adding rows to it; wait for it" in done.output
 
 
 def test_what_became_of_the_papers_differences(here: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from flatrock.core.errors import ModelError, ThreatError, in_words, is_plain, shown
-from flatrock.core.guests import origin, raised_at
+from flatrock.core.guests import of_flatrock, origin, raised_at
 from flatrock.core.numbers import plain
 from flatrock.core.own import Own
 from flatrock.core.rng import SampleGen
@@ -95,7 +95,7 @@ def called(thing: object) -> str:
 def is_ours(attack: Attack) -> bool:
     """Whether an attack, or the one behind a transfer, came with flatrock."""
     behind = getattr(attack, "by", attack)
-    return type(behind).__module__.startswith("flatrock.") and not isinstance(behind, Written)
+    return of_flatrock(behind) and not isinstance(behind, Written)
 
 
 def described(attack: Attack) -> dict[str, Any]:

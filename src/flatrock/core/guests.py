@@ -166,6 +166,11 @@ def required(found: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in optional]
 
 
+def of_flatrock(thing: object) -> bool:
+    """Whether a thing is of a class that came with flatrock."""
+    return type(thing).__module__.startswith("flatrock.")
+
+
 def origin(thing: object) -> dict[str, str]:
     """The file that the class or function of a thing is written in, and a digest of it; nothing if there is none.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import TrainingError, shown
-from flatrock.core.guests import raised_at, written_at
+from flatrock.core.guests import of_flatrock, raised_at, written_at
 from flatrock.core.hooks import Flatness, Nudge, Scene, Shift
 from flatrock.core.registry import unknown
 from flatrock.core.types import Point, View, Views
@@ -21,20 +21,15 @@ from flatrock.core.types import Point, View, Views
 PASSES = ("clean", "adv")
 
 
-def is_ours(method: object) -> bool:
-    """Whether a method came with flatrock."""
-    return type(method).__module__.startswith("flatrock.")
-
-
 def hook_of(name: str, method: Flatness, hook: str) -> str:
     """What a message calls a hook of a method, with the line it is written at if it is the user's."""
-    at = "" if is_ours(method) else written_at(getattr(method, hook))
+    at = "" if of_flatrock(method) else written_at(getattr(method, hook))
     return f"{hook} of flatness {name}{at}" if at else f"flatness {name}"
 
 
 def shift_of(name: str, method: Flatness, hook: str, shift: Shift | None, model: nn.Module) -> Shift:
     """Tensors by the name of a parameter that a hook gave, if they fit the parameters; TrainingError if not."""
-    if is_ours(method) or shift is None:
+    if of_flatrock(method) or shift is None:
         return shift or {}
     owner, given = hook_of(name, method, hook), _other(shift)
     if not isinstance(given, Mapping):
@@ -63,7 +58,7 @@ def shift_of(name: str, method: Flatness, hook: str, shift: Shift | None, model:
 
 def nudge_of(name: str, method: Flatness, nudge: Nudge | None, scene: Scene) -> Nudge | None:
     """What `before_loss` gave, if the loss can be computed there; TrainingError if not."""
-    if is_ours(method) or nudge is None:
+    if of_flatrock(method) or nudge is None:
         return nudge
     owner, given = hook_of(name, method, "before_loss"), _other(nudge)
     if not isinstance(given, Nudge):
@@ -100,7 +95,7 @@ def reading(views: Views, owner: str, method: object, *, key: str, has: Sequence
     try:
         yield
     except AttributeError as error:
-        passes = () if is_ours(method) else unread(error, views)
+        passes = () if of_flatrock(method) else unread(error, views)
         if not passes:
             raise
         raise TrainingError(told_unread(owner, passes, raised_at(error, method), key=key, has=has)) from error

@@ -65,8 +65,7 @@ def _trial(objective: Objective, model: Classifier) -> Trial:
 
 
 def check_loss(name: str, objective: Objective, model: Classifier) -> None:
-    """ConfigError unless the objective makes a loss of passes as training gives them: batch means, with gradients to
-    descend on."""
+    """ConfigError unless the objective makes a loss of passes as training gives them, with gradients to descend on."""
     trial = _trial(objective, model)
     try:
         with torch.enable_grad(), kept_global_rng(torch.get_default_device()):
