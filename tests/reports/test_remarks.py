@@ -36,6 +36,20 @@ def reported(folder: Path, *runs: Path) -> tuple[str, str]:
     return page.read_text(), " ".join(done.output.split())
 
 
+def test_where_rows_come_from_is_a_sentence_or_a_list(tmp_path: Path) -> None:
+    runs = [fake_run(tmp_path, f"cifar10_short_{name}", FOUND) for name in ("at", "alp", "mart")]
+    page, _ = reported(tmp_path, *runs)
+    assert [line for line in page.splitlines() if line.startswith("Trained at commit ")], "of one origin"
+    run = RunFolder(runs[1])
+    run.write_info(provenance={**run.read_info()["provenance"], "commit": "0ther"})
+    lines = reported(tmp_path, *runs)[0].splitlines()
+    where = lines.index("Trained at")
+    assert lines[where + 1] == lines[where + 4] == ""
+    assert lines[where + 2].endswith("(`cifar10_short_at`, `cifar10_short_mart`)")
+    assert lines[where + 3].startswith("- commit 0ther, ") and lines[where + 3].endswith("(`cifar10_short_alp`)")
+    assert lines[where + 5].startswith("Times are ")
+
+
 def test_notes_beside_the_file_are_on_the_page_once(tmp_path: Path) -> None:
     runs = [fake_run(tmp_path, name, FOUND) for name in ("cifar10_short_at", "cifar10_short_alp", "digits_at")]
     plain, said = reported(tmp_path, *runs)

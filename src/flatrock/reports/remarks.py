@@ -68,8 +68,13 @@ def _origin(rows: Sequence[Row]) -> str:
         said = f"commit {about.get('commit')}, torch {about.get('torch')}, {about.get('device')}"
         said += f", {str(about.get('time'))[:10]}{f', {how}' if how else ''}"
         found.setdefault(said, []).append(row.recipe)
-    every = "; ".join(f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items())
-    told = f"Trained at {every}. Times are those of training without probes; in all: with probes and checkpoints."
+    named = [f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items()]
+    every = (
+        f"Trained at {named[0]}. "
+        if len(named) == 1
+        else "\n".join(["Trained at", "", *(f"- {n}" for n in named), "", ""])
+    )
+    told = f"{every}Times are those of training without probes; in all: with probes and checkpoints."
     shared = any(
         row.training.get("shared_epochs") or (row.main and row.scores[row.main].evaluated_beside) for row in rows
     )
