@@ -13,7 +13,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, errors, friendly, say, show
-from flatrock.cli.page import differences
+from flatrock.cli.page import side_by_side
 from flatrock.core.errors import TrainingError
 from flatrock.core.progress import clock
 from flatrock.core.records import Result
@@ -65,7 +65,7 @@ def _report(folder: Path, runs: dict[str, Run], results: dict[str, Result | str]
     if runs:
         folders = [folder / name for name in runs]
         told, title = stories(folders), "five classifiers of handwritten digits"
-        page = write_page(told, folder / "page.html", title=title, differences=differences(folders, told))
+        page = write_page(told, folder / "page.html", title=title, differences=side_by_side(folders, told))
         say(f"learning curves   {learning_curves(runs, folder / 'learning_curves.png')}")
         say(f"all on one page   {page}")
     say(f"runs and results  {folder}")

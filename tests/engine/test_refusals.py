@@ -17,7 +17,7 @@ from torch import nn
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.tensorfile import load, save
 from flatrock.engine.checkpoint import model_tensors, put_model
-from flatrock.engine.folder import RunFolder, differences
+from flatrock.engine.folder import RunFolder, changed_paths
 from flatrock.engine.job import Job
 from flatrock.engine.loop import train
 from flatrock.recipes.restore import load as load_model
@@ -146,7 +146,7 @@ def test_resume_with_another_recipe_names_the_keys(make_job: MakeJob, run: Path)
 def test_differences_lists_paths() -> None:
     a = {"x": 1, "same": [1, 2], "deep": {"k": {"v": 1.0}}, "only_a": 3}
     b = {"x": 2, "same": (1, 2), "deep": {"k": {"v": 1.5}}}
-    assert differences(a, b) == [
+    assert changed_paths(a, b) == [
         "deep.k.v: 1.5 there, 1.0 asked for",
         "only_a: None there, 3 asked for",
         "x: 2 there, 1 asked for",

@@ -16,7 +16,7 @@ from flatrock.cli.main import app
 from flatrock.core.errors import StateError
 from flatrock.core.rows import WORST
 from flatrock.reports.compare import accuracy_table, difference_table
-from flatrock.workflows.compare import Judged, check_alike, under_one_name, unlike
+from flatrock.workflows.compare import Judged, check_alike, other_options, under_one_name
 from flatrock.workflows.in_common import compared
 
 AT = {"clean": 81.0, "pgd-20": 50.0, "autoattack": 47.0}
@@ -128,7 +128,7 @@ def test_what_differs_is_refused_or_left_out(runs: list[Path]) -> None:
     assert "± 0.45" not in done.output
     assert f"{runs[1]}*" in done.output
     assert "* = the checkpoint was chosen by looking at the test set" in done.output
-    assert unlike([judged(str(run))[0] for run in runs]) == ["pgd-20"]
+    assert other_options([judged(str(run))[0] for run in runs]) == ["pgd-20"]
     for run, steps in zip(runs, (100, 50), strict=True):
         changed(run, attacks={"pgd-20": {}, "autoattack/apgd-ce": {"steps": steps}})
     done = flatrock(*runs)
@@ -181,7 +181,7 @@ def test_other_options_and_names_that_are_taken_stay_apart(runs: list[Path]) -> 
     twice = replace(other, right={"mine": flags, "pgd": flags}, options={"mine": {**PGD, "steps": 9}, "pgd": PGD})
     models, told = under_one_name([model, twice])
     assert set(models[1].right) == {"mine", "pgd"} and told == [], "mine is another attack there, and is told as such"
-    assert unlike(models) == ["mine"]
+    assert other_options(models) == ["mine"]
     draws = replace(other, right={"a": flags, "b": flags}, options={"a": PGD, "b": PGD})
     models, told = under_one_name([model, draws])
     assert set(models[1].right) == {"mine", "b"}, "one of two draws is it, the other is one more"

@@ -13,7 +13,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.rows import WORST
 from flatrock.reports.compare import accuracy_table, difference_table
 from flatrock.reports.table import Table, named
-from flatrock.workflows.compare import Judged, check_alike, under_one_name, unlike
+from flatrock.workflows.compare import Judged, check_alike, other_options, under_one_name
 from flatrock.workflows.in_common import compared
 
 # Findings that have a mark of their own in the tables.
@@ -64,7 +64,7 @@ def compare(sources: Sequence[str], which: str = "auto", *, called: Mapping[str,
     check_alike(models)
     models, renamed = under_one_name([replace(m, name=(called or {}).get(m.name, m.name)) for m in models])
     rights = {named(m.name + "*" * bool(m.marks), collapsed=m.collapsed): m.right for m in models}
-    odd = unlike(models)
+    odd = other_options(models)
     # What stands under every attack depends on all of them: it is as unlike as any.
     alike = len({frozenset(m.right) for m in models}) == 1 and not odd
     left_out = [*odd, *([] if alike else [WORST])]

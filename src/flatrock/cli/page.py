@@ -31,7 +31,7 @@ def run(sources: Sources, out: Out = None, title: Title = "") -> None:
         place = out or beside(sources, "page.html")
         _check_place(place)
         told = stories(sources)
-        say(f"wrote {write_page(told, place, title=title, differences=differences(sources, told))}")
+        say(f"wrote {write_page(told, place, title=title, differences=side_by_side(sources, told))}")
 
 
 def _check_place(out: Path) -> None:
@@ -42,7 +42,7 @@ def _check_place(out: Path) -> None:
         raise ConfigError(f"out: {out} is no page of `flatrock page`, and is left alone; choose another name")
 
 
-def differences(sources: Sequence[Path], told: Sequence[Story]) -> Differences | None:
+def side_by_side(sources: Sequence[Path], told: Sequence[Story]) -> Differences | None:
     """Models that were asked the same are compared; of others the page says why not."""
     if sum(bool(story.results) for story in told) < 2:
         return None

@@ -241,9 +241,9 @@ class RunFolder:
         write_atomic(self.recipe, text.encode())
 
 
-def differences(a: Any, b: Any, where: str = "") -> list[str]:
+def changed_paths(a: Any, b: Any, where: str = "") -> list[str]:
     """Dotted paths at which two nested values differ, with both values."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = sorted(a.keys() | b.keys())
-        return [d for k in keys for d in differences(a.get(k), b.get(k), f"{where}.{k}" if where else str(k))]
+        return [d for k in keys for d in changed_paths(a.get(k), b.get(k), f"{where}.{k}" if where else str(k))]
     return [] if json_text(a) == json_text(b) else [f"{where}: {b!r} there, {a!r} asked for"]

@@ -16,7 +16,7 @@ from flatrock.core.progress import Progress
 from flatrock.core.runs import EpochRecord
 from flatrock.core.tensorfile import load
 from flatrock.engine.checkpoint import model_tensors, optimizer_tensors, put_model, put_optimizer
-from flatrock.engine.folder import RunFolder, differences
+from flatrock.engine.folder import RunFolder, changed_paths
 from flatrock.engine.job import Job
 from flatrock.engine.own import state_of
 from flatrock.engine.watch import Watch
@@ -108,7 +108,7 @@ def restore_state(job: Job, folder: RunFolder, progress: Progress) -> TrainState
     """Load the newest intact state into the job's model and optimizer."""
     path, tensors, meta = _newest_intact(folder, progress)
     if meta["recipe_hash"] != job.recipe_hash:
-        found = differences(_told(job.recipe), _told(meta["recipe"]))
+        found = changed_paths(_told(job.recipe), _told(meta["recipe"]))
         raise StateError(
             f"{path} belongs to another recipe; differences:\n  " + "\n  ".join(found[:10]) + "\n"
             f"name the run alone to continue it as it began (`flatrock train {folder.path} --resume`), repeat the "

@@ -172,7 +172,7 @@ def _renamed(model: Judged, names: Mapping[str, str]) -> Judged:
     return replace(model, right=right, options={names.get(n, n): o for n, o in model.options.items()})
 
 
-def unlike(models: Sequence[Judged]) -> list[str]:
+def other_options(models: Sequence[Judged]) -> list[str]:
     """The attacks and plans that share a name, but not their options; those of a plan's attacks are the plan's."""
     known: dict[str, list[Any]] = {}
     for model in models:

@@ -22,7 +22,7 @@ from flatrock.workflows.reproduce import Listener, Outcome, reproduce_rows
 from flatrock.workflows.reproduce_plan import NEW, Planned
 from flatrock.workflows.sheet import sheet
 from flatrock.workflows.sweep_plan import Plan
-from flatrock.workflows.sweep_settled import Settled, differences, settled
+from flatrock.workflows.sweep_settled import Settled, against_first, settled
 
 # The time of so many settings at most is estimated, half a second each; others are taken to be like them.
 ESTIMATED = 8
@@ -94,7 +94,7 @@ def make_sweep(
     target = csv or plan.runs_dir / "sweep.csv"
     unread = _write_sheet(plan, target, progress or Silent())
     found = settled(plan, outcome)
-    return Swept(settings=found, differences=differences(found), outcome=outcome, csv=target, unread=unread)
+    return Swept(settings=found, differences=against_first(found), outcome=outcome, csv=target, unread=unread)
 
 
 def _write_sheet(plan: Plan, target: Path, progress: Progress) -> dict[Path, str]:

@@ -12,7 +12,7 @@ from flatrock.core.records import read_result
 from flatrock.core.rows import WORST, Row
 from flatrock.engine.folder import UNENDED
 from flatrock.reports.differences import Difference, gaps_of
-from flatrock.workflows.compare import Judged, judged_result, other_question, unlike
+from flatrock.workflows.compare import Judged, judged_result, other_options, other_question
 from flatrock.workflows.reproduce import Outcome
 from flatrock.workflows.reproduce_plan import NEW, Planned
 from flatrock.workflows.results import collect_run
@@ -73,7 +73,7 @@ class _Run:
     why: str = ""
 
 
-def differences(settings: Sequence[Settled]) -> list[Difference]:
+def against_first(settings: Sequence[Settled]) -> list[Difference]:
     """Every setting minus the first, paired by the seeds both have.
 
     Runs that give one answer to everything, or are known by plain weights in the place of averaged ones, are left out,
@@ -109,7 +109,7 @@ def _minus(one: Settled, runs: Mapping[int, _Run], base: Settled, bases: Mapping
             continue
         pairs[seed] = here.row, there.row
         models += [model for model in (there.model, here.model) if model is not None]
-    odd = unlike(models) if models else []
+    odd = other_options(models) if models else []
     if len({frozenset(model.right) for model in models}) > 1 or odd:  # it depends on all of them
         odd = [*odd, WORST]
     gaps, by_seed = gaps_of(list(pairs.values()), odd)
