@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import StateError
+from flatrock.core.files import sha256
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
@@ -91,3 +96,59 @@ def test_strided_samples_and_ids_can_be_journaled(tmp_path: Path) -> None:
     ids = torch.arange(40)
     evaluate(Scaled(), x[::2], y[::2], Linf(0.05), attacks=["fgsm"], ids=ids[::2], journal=tmp_path / "j", resume=True)
     assert (tmp_path / "j/exam.json").is_file()
+
+
+STEP = """
+from torch import nn
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 4)
+
+    def forward(self, x):
+        q = (x * 16).round() / 16
+        return self.body({given})
+"""
+
+
+def stepping(folder: Path, given: str, patch: pytest.MonkeyPatch) -> nn.Module:
+    """A network of a file that quantises its input."""
+    file = folder / "steps.py"
+    file.write_text(STEP.format(given=given))
+    module = ModuleType("steps")
+    module.__file__ = str(file)
+    patch.setitem(sys.modules, "steps", module)
+    exec(compile(file.read_text(), str(file), "exec"), module.__dict__)
+    with kept_global_rng(seed=Seed(0).child("net")):
+        network: nn.Module = module.Steps()
+    return network.eval()
+
+
+def test_other_code_whose_clean_answers_are_the_same_is_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A straight-through estimator changes gradients alone."""
+    x = torch.randint(0, 17, (40, 6), generator=Seed(1).generator()) / 16
+    masked = stepping(tmp_path, "q", monkeypatch)
+    question: dict[str, Any] = {"y": masked(x).argmax(1), "threat": Linf(0.2), "attacks": ["pgd-3"], "doubt": False}
+    first = evaluate(masked, x, **question, journal=tmp_path / "j")
+    digest = sha256((tmp_path / "steps.py").read_bytes())
+    assert first.provenance["model_code"] == [{"file": "steps.py", "sha256": digest}]
+    through = stepping(tmp_path, "x + (q - x).detach()", monkeypatch)
+    assert torch.equal(through(x), masked(x))
+    with pytest.raises(StateError, match=r"another evaluation \(different: model_code\)"):
+        evaluate(through, x, **question, journal=tmp_path / "j", resume=True)
+    (tmp_path / "j.json").write_text(first.to_json())
+    shutil.rmtree(tmp_path / "j")
+    with pytest.raises(StateError, match=r"another model with these weights \(different: model_code\)"):
+        evaluate(through, x, **question, journal=tmp_path / "j", resume=True)
+    assert evaluate(through, x, **question).robust < first.robust
+    again = evaluate(stepping(tmp_path, "q", monkeypatch), x, **question, journal=tmp_path / "j", resume=True)
+    assert again.to_json() == first.to_json()
+
+
+def test_torch_s_own_layers_have_no_code_to_tell() -> None:
+    x, y = data()
+    found = evaluate(nn.Sequential(nn.Linear(6, 4)).eval(), x, y, Linf(0.05), attacks=["fgsm"])
+    assert "model_code" not in found.provenance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,9 +16,11 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from flatrock.core.errors import ConfigError
-from flatrock.core.files import sha256
+from flatrock.core.files import json_text, sha256
+from flatrock.core.identity import MODEL_CODE
 from flatrock.core.processes import Terminated
 from flatrock.core.rng import Seed, kept_global_rng
 
@@ -182,6 +185,27 @@ def origin(thing: object) -> dict[str, str]:
         return {"file": Path(loader.path).name, "sha256": sha256(loader.content)}
     file = Path(getattr(module, "__file__", None) or "")
     return {"file": file.name, "sha256": sha256(file.read_bytes())} if file.is_file() else {}
+
+
+def told_code(*networks: nn.Module | None) -> dict[str, list[dict[str, str]]]:
+    """`model_code`: the files that the user's layers of these networks are written in, and their digests; else nothing.
+
+    Code may change gradients alone, which weights and clean answers do not tell. A script that runs now is edited for
+    many reasons: of one the layer's own source counts.
+    """
+    layers = [module for network in networks if network is not None for module in network.modules()]
+    kinds = {type(layer) for layer in layers if type(layer).__module__.partition(".")[0] not in ("torch", "flatrock")}
+    found = sorted({json_text(told) for kind in kinds if (told := _source(kind))})
+    return {MODEL_CODE: [json.loads(text) for text in found]} if found else {}
+
+
+def _source(kind: type) -> dict[str, str]:
+    if kind.__module__ != "__main__":
+        return origin(kind)
+    try:
+        return {"class": kind.__qualname__, "sha256": sha256(inspect.getsource(kind))}
+    except (OSError, TypeError):  # typed at a prompt
+        return {}
 
 
 def written_at(function: object) -> str:

@@ -14,6 +14,7 @@ from flatrock.core.files import json_text
 # How far clean margins may differ between two processes, on average and relative to the margins: far above rounding.
 ALIKE = 0.01
 ANSWERS = "clean answers"  # their name in an identity
+MODEL_CODE = "model_code"  # what the user wrote of a network
 
 
 def differences(stored: str, identity: Mapping[str, Any]) -> list[str]:

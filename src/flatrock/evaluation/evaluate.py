@@ -16,6 +16,7 @@ from flatrock.core.borrow import home
 from flatrock.core.device import Devices, pick_devices, shared_by
 from flatrock.core.errors import ConfigError, ThreatError
 from flatrock.core.files import json_text
+from flatrock.core.guests import told_code
 from flatrock.core.identity import ANSWERS, answers
 from flatrock.core.neighbours import Lookout
 from flatrock.core.numbers import plain
@@ -107,7 +108,7 @@ def evaluate(
 def _certificate(exam: Exam, seed: int, precision: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """Where the numbers come from, with the weights of the surrogate if there is one."""
     about = birth_certificate(device=exam.device, seed=Seed(seed).key, batch_size=exam.batch_size, precision=precision)
-    about |= {"samples_digest": exam.samples_digest, **_voted(exam), **told}
+    about |= {"samples_digest": exam.samples_digest, **_voted(exam), **_code(exam), **told}
     if exam.surrogate is None:
         return about
     return {**about, "surrogate": {**about.get("surrogate", {}), "weights": weights_digest(exam.surrogate.inner)}}
@@ -195,7 +196,12 @@ def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str, marg
         "batch_size": exam.batch_size,
         "precision": precision,
         **_voted(exam),
+        **_code(exam),
     }
+
+
+def _code(exam: Exam) -> dict[str, Any]:
+    return told_code(exam.model, None if exam.surrogate is None else exam.surrogate.inner)
 
 
 def _known(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sha256, write_atomic
-from flatrock.core.identity import ANSWERS, answers, differences
+from flatrock.core.identity import ANSWERS, MODEL_CODE, answers, differences
 from flatrock.core.locks import locked
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed
@@ -181,11 +181,11 @@ def journaled(
 
 
 def question(identity: Mapping[str, Any], *, doubt: bool) -> dict[str, str]:
-    """For the provenance: a digest of what is asked, without the answers, which processes may round differently.
+    """For the provenance: a digest of what is asked, without what tells one function of the same weights from another.
 
     Nothing where nothing is kept.
     """
-    asked = {k: v for k, v in identity.items() if k not in (ANSWERS, WANTED)}
+    asked = {k: v for k, v in identity.items() if k not in (ANSWERS, MODEL_CODE, WANTED)}
     return {"question": sha256(json_text({**asked, "doubt": doubt}))} if asked else {}
 
 
@@ -199,8 +199,8 @@ def answered(
 ) -> Result | None:
     """The result stored beside a journal if it answers this very question of the same model; None if there is none.
 
-    Nor is one of a run that was not finished then, and is now. StateError if all is the same but what the model says:
-    it is another function of these weights.
+    Nor is one of a run that was not finished then, and is now. StateError if all is the same but what the model says
+    or the code behind it: it is another function of these weights, or may be one with other gradients.
     """
     try:
         result = Result.from_json(result_file(folder).read_text(), str(result_file(folder)))
@@ -210,7 +210,8 @@ def answered(
     if any(about.get(key) != asked.get(key) for key in {*asked, "unfinished"}) or result.marks != marks:
         return None
     said = {ANSWERS: None if identity[ANSWERS] is None else answers(result.margins["clean"])}
-    if odd := differences(json_text(said), {ANSWERS: identity[ANSWERS]}):
+    said |= {MODEL_CODE: about[MODEL_CODE]} if MODEL_CODE in about else {}  # not known of older results
+    if odd := differences(json_text(said), {name: identity.get(name) for name in said}):
         raise StateError(
             f"{result_file(folder)} is of another model with these weights (different: {', '.join(odd)}); keep it "
             "under another name, or leave out --resume (resume=True) to replace it"

@@ -15,7 +15,7 @@ from flatrock.attacks.catalog import describe, parse_attack
 from flatrock.attacks.craft import craft
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, sha256, write_atomic
-from flatrock.core.identity import ANSWERS, differences
+from flatrock.core.identity import ANSWERS, MODEL_CODE, differences
 from flatrock.core.options import choose, count
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
@@ -195,10 +195,10 @@ def _fingerprint(*tensors: Tensor) -> str:
 
 
 def _asked(plan: CurvatureRecord) -> dict[str, Any]:
-    """What two measurements of the same have in common: settings, threat, attack, seed, precision, weights, samples."""
+    """What two measurements of the same have in common: settings, threat, attack, seed, precision, model, samples."""
     about = plan.provenance
     told = {name: about.get(name) for name in ("weights_digest", "data_digest")}
-    told |= {ANSWERS: about[ANSWERS]} if ANSWERS in about else {}
+    told |= {name: about[name] for name in (ANSWERS, MODEL_CODE) if name in about}
     return {**plan.compared, **told}
 
 

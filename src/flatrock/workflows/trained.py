@@ -16,6 +16,7 @@ from flatrock.attacks.catalog import parse_attack
 from flatrock.attacks.craft import check_weights
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import brief, json_text, sha256
+from flatrock.core.guests import told_code
 from flatrock.core.identity import ANSWERS
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.tensorfile import weights_digest
@@ -108,7 +109,7 @@ def _of_run(source: Source, which: str, data_folder: Path | None, progress: Prog
     def fits(data: Dataset, where: torch.device) -> dict[str, Any]:
         check_fit(model, data)
         check_classes(data, meta)
-        return {}
+        return told_code(model)
 
     run = path.resolve().parent.name
     return Trained(
@@ -132,7 +133,7 @@ def _of_foreign(
 ) -> Trained:
     def fits(data: Dataset, where: torch.device) -> dict[str, Any]:
         examine(foreign, data, where, asked.num_classes)
-        return {ANSWERS: known_answers(foreign.model, data, where)}
+        return {ANSWERS: known_answers(foreign.model, data, where), **told_code(foreign.model)}
 
     check_weights(foreign.model)
     weights = weights_digest(foreign.model)
