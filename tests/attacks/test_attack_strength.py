@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attack_cases import UNRANDOM, Make, Row, gen_for, wrong
 from torch import Tensor, nn
 
-from flatrock.attacks.catalog import ATTACKS, attack
+from flatrock.attacks.catalog import ATTACKS, attack, parse_attack
 from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
 from flatrock.attacks.pgd import safely_broken
 from flatrock.core.errors import ConfigError
+from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf, Threat
 
 
@@ -198,3 +201,46 @@ def test_margins_that_rounding_can_undo_are_not_safe() -> None:
     y = torch.zeros(4, dtype=torch.int64)
     z = torch.tensor([[1.0, 1.00001], [1.0, 1.1], [1.0, 0.9], [1e6, 1e6 + 10]])
     assert safely_broken(z, y).tolist() == [False, True, False, False]
+
+
+def test_a_class_that_is_masked_changes_no_margin() -> None:
+    """Its logit is huge and never chosen; the two that are compared round as they did."""
+    y = torch.zeros(3, dtype=torch.int64)
+    z = torch.tensor([[1.0, 1.00001], [1.0, 1.1], [1.0, 0.9]])
+    masked = torch.cat([z, torch.full((3, 1), -1e9)], 1)
+    assert safely_broken(masked, y).tolist() == safely_broken(z, y).tolist() == [False, True, False]
+    of_masked = torch.cat([z, torch.full((3, 1), -torch.inf)], 1)
+    assert safely_broken(of_masked, y).all(), "an answer that is not finite is none"
+
+
+class FirstIsLost(nn.Module):
+    """No slope along the first coordinate: zero, or NaN, as where(..., sqrt, ...) has it beside its branch."""
+
+    def __init__(self, *, nan: bool) -> None:
+        super().__init__()
+        with kept_global_rng(seed=Seed(0).child("net")):
+            self.body = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))
+        self.nan = nan
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, rest = x[:, :1], x[:, 1:]
+        seen = first.detach()
+        if self.nan:
+            seen = seen + torch.where(first > 2, (first * 0).sqrt(), torch.zeros_like(first))
+        logits: Tensor = self.body(torch.cat([seen, rest], 1))
+        return logits
+
+
+@pytest.mark.parametrize("name", ["pgd", "cw", "mt", "apgd-ce", "apgd-t", "fab", "fab-t"])
+def test_a_slope_that_is_nan_is_no_slope(name: str, threat: Threat) -> None:
+    """The other coordinates move as if it were zero."""
+    lost, zero = FirstIsLost(nan=True), FirstIsLost(nan=False)
+    x = torch.rand(16, 8, generator=Seed(1).generator())
+    y = zero(x).argmax(1)
+    probe = x.clone().requires_grad_(True)
+    (grad,) = torch.autograd.grad(lost(probe).sum(), probe)
+    assert grad[:, 0].isnan().all() and grad[:, 1:].isfinite().all()
+    wide = replace(threat, eps=1.0)
+    found = [craft(parse_attack(name)[1], model, x, y, wide, gen_for(x)) for model in (lost, zero)]
+    assert torch.equal(*found) and not torch.equal(found[0], x)

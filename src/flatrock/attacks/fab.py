@@ -88,7 +88,8 @@ def nothing_found(x: Tensor) -> Found:
 def nearest_plane(model: nn.Module, x: Tensor, y: Tensor, rivals: Tensor, norm: str) -> tuple[Tensor, Tensor]:
     """w [n, D] and c [n] of the rival k with the smallest |c_k| / ||w_k||_q, q dual to the norm.
 
-    One forward pass and a backward pass per rival; zeros where no rival has a finite gradient.
+    One forward pass and a backward pass per rival. A coordinate whose slope is NaN stays where it is; zeros where every
+    rival has an infinite one.
     """
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
@@ -97,7 +98,7 @@ def nearest_plane(model: nn.Module, x: Tensor, y: Tensor, rivals: Tensor, norm: 
         w = torch.zeros_like(x).flatten(1)
         gap, nearest = torch.zeros_like(gaps[:, 0]), torch.full_like(gaps[:, 0], torch.inf)
         for k in range(rivals.shape[1]):
-            grad = slope(gaps[:, k].sum(), x, again=k + 1 < rivals.shape[1])
+            grad = slope(gaps[:, k].sum(), x, again=k + 1 < rivals.shape[1]).nan_to_num(0.0, torch.inf, -torch.inf)
             length = torch.linalg.vector_norm(grad.flatten(1), 2 if norm == L2.norm else 1, dim=1)
             distance = gaps[:, k].detach().abs() / (length + TINY)
             closer = (distance < nearest) & torch.isfinite(length)

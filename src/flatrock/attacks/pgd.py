@@ -69,10 +69,13 @@ def classified_right(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def safely_broken(logits: Tensor, y: Tensor) -> Tensor:
-    """Misclassified by a margin that batching and rounding cannot undo, or not finite."""
-    lead = logits.amax(1) - logits.gather(1, y[:, None]).squeeze(1)
-    size = logits.abs().amax(1)
-    return (lead > SAFE_MARGIN * size) | ~(size < torch.inf)
+    """Misclassified by a margin that batching and rounding cannot undo, or not finite.
+
+    Rounding is that of the two logits compared: a class that is masked by -1e9 says nothing of theirs.
+    """
+    top, own = logits.amax(1), logits.gather(1, y[:, None]).squeeze(1)
+    size = torch.maximum(top.abs(), own.abs())
+    return (top - own > SAFE_MARGIN * size) | ~(logits.abs().amax(1) < torch.inf)
 
 
 def start_point(x: Tensor, threat: Threat, gen: SampleGen, *, start: str, noise: float) -> Tensor:

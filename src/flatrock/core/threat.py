@@ -131,8 +131,8 @@ class L2:
         return delta * rows(factor, delta)
 
     def ascent(self, grad: Tensor) -> Tensor:
-        """g / ||g||_2, zero for a zero gradient."""
-        return _unit(grad)
+        """g / ||g||_2, zero for a zero gradient. As sign(g) does, a coordinate whose slope is NaN stays where it is."""
+        return _unit(torch.nan_to_num(grad))
 
     def size(self, delta: Tensor) -> Tensor:
         """||delta||_2 per row."""
