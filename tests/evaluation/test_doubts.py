@@ -200,6 +200,19 @@ def test_e05_not_for_rounding(batch_size: int) -> None:
     assert codes(look(Net(after=rounded), batch_size=batch_size)) == []
 
 
+@pytest.mark.parametrize("value", [-1e5, -1e9])
+@pytest.mark.parametrize("votes", [1, 3])
+def test_e05_behind_a_masked_class(value: float, votes: int) -> None:
+    """Samples leave no attack early there, if a majority is to decide."""
+    masked = Net(before=noisy, after=lambda z: torch.cat([z, torch.full_like(z[:, :1], value)], 1))
+    assert codes(look(masked, votes=votes)) == ["E05"]
+
+
+def test_e05_behind_an_offset() -> None:
+    assert codes(look(Net(before=noisy, after=lambda z: z - 1e5))) == ["E05"]
+    assert codes(look(Net(after=lambda z: z - 1e5))) == []
+
+
 def test_e05_an_answer_that_is_gone_the_second_time() -> None:
     here = torch.tensor([[1.0, 2.0]])
     assert codes(checks.check_random(here, torch.full((1, 2), torch.nan))) == ["E05"]

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from flatrock.attacks.craft import looks_like_probabilities
 from flatrock.core.chance import guessed
 from flatrock.core.records import Finding
+from flatrock.core.rounding import gap
 
 TEST_SELECTED = "test-selected"
-# Two passes over the same input may differ by this much, relative to the largest logit, through rounding alone.
-SAME = 1e-4
 # Share of samples with no gradient at all that is still put down to saturation.
 FEW_ZEROS = 0.05
 # What black-box attacks may find after white-box ones: this share (the official AutoAttack's bound), and one sample,
@@ -133,11 +132,10 @@ def check_chance(logits: Tensor, y: Tensor) -> list[Finding]:
 
 def check_random(first: Tensor, second: Tensor, *, votes: int = 1, means: bool = False) -> list[Finding]:
     """E05: the model answers the same input differently; `means`: attacks average passes, as they should then."""
-    scale = float(first.abs().max()) or 1.0
-    gap = float((first - second).abs().max()) / scale
-    if gap <= SAME:  # false for NaN, which is another answer too
+    apart = gap(first, second)
+    if apart == 0:  # false for NaN, which is another answer too
         return []
-    seen = f"the model answers the same input differently (logits differ by {100 * gap:.2g} % of the largest)"
+    seen = f"the model answers the same input differently (leads differ by {100 * apart:.2g} % of the widest)"
     single = "; each verdict is one draw: an unlucky one breaks what mostly stands, a lucky one saves what mostly falls"
     cures = [] if votes > 1 else ["let a majority decide, --votes 15 (votes=15)"]
     if not means:
