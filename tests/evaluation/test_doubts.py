@@ -213,6 +213,54 @@ def test_e05_behind_an_offset() -> None:
     assert codes(look(Net(after=lambda z: z - 1e5))) == []
 
 
+class OfTheBatch(Net):
+    """Inputs are seen relative to the mean of their batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0) + 0.5)
+
+
+class Trains(nn.Sequential):
+    """Goes into train mode whenever it is asked."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.train()
+        logits: Tensor = super().forward(x)
+        return logits
+
+
+def with_batchnorm(*, track: bool, kind: type[nn.Sequential] = nn.Sequential) -> nn.Module:
+    with kept_global_rng(seed=Seed(2).child("norm")):
+        norm = nn.BatchNorm2d(3, track_running_stats=track)
+        return kind(nn.Conv2d(1, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)).eval()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [OfTheBatch(), with_batchnorm(track=False), with_batchnorm(track=True, kind=Trains)],
+    ids=["mean", "statistics", "train"],
+)
+@pytest.mark.parametrize(("n", "batch_size"), [(128, None), (40, 10), (200, None), (3, None)])
+@pytest.mark.parametrize("votes", [1, 3])
+def test_e05_an_answer_that_depends_on_the_rest_of_the_batch(
+    model: nn.Module, n: int, batch_size: int | None, votes: int
+) -> None:
+    (found,) = (f for f in look(model, n=n, batch_size=batch_size, votes=votes).findings if f.code == "E05")
+    assert "depends on the other samples of its batch" in found.message
+    assert "votes do not help" in found.cure and "--votes 15" not in found.cure
+
+
+def test_e05_chance_beside_the_batch_is_chance() -> None:
+    found = look(OfTheBatch(before=noisy)).findings
+    assert [f.message.startswith("the model answers the same input differently") for f in found] == [True]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_e05_not_for_batchnorm_that_keeps_its_statistics(n: int) -> None:
+    assert "E05" not in codes(look(with_batchnorm(track=True), n=n))
+    assert "E05" not in codes(look(with_batchnorm(track=True), n=5, batch_size=n))
+
+
 def test_e05_an_answer_that_is_gone_the_second_time() -> None:
     here = torch.tensor([[1.0, 2.0]])
     assert codes(checks.check_random(here, torch.full((1, 2), torch.nan))) == ["E05"]

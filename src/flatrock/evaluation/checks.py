@@ -130,11 +130,26 @@ def check_chance(logits: Tensor, y: Tensor) -> list[Finding]:
     ]
 
 
-def check_random(first: Tensor, second: Tensor, *, votes: int = 1, means: bool = False) -> list[Finding]:
-    """E05: the model answers the same input differently; `means`: attacks average passes, as they should then."""
+def check_random(
+    first: Tensor, second: Tensor, *, votes: int = 1, means: bool = False, mixed: bool = False
+) -> list[Finding]:
+    """E05: the model answers the same input differently; `means`: attacks average passes, as they should then.
+
+    `mixed`: not by chance, but because of the other samples in the batch.
+    """
     apart = gap(first, second)
     if apart == 0:  # false for NaN, which is another answer too
         return []
+    if mixed:
+        return [
+            Finding(
+                "E05",
+                "the model's answer to an input depends on the other samples of its batch (leads differ by "
+                f"{100 * apart:.2g} % of the widest); the number holds for these batches only",
+                "votes do not help: take nothing from the batch in eval mode, neither mean nor statistics "
+                "(BatchNorm with track_running_stats=True), or evaluate one sample at a time, --batch-size 1",
+            )
+        ]
     seen = f"the model answers the same input differently (leads differ by {100 * apart:.2g} % of the widest)"
     single = "; each verdict is one draw: an unlucky one breaks what mostly stands, a lucky one saves what mostly falls"
     cures = [] if votes > 1 else ["let a majority decide, --votes 15 (votes=15)"]

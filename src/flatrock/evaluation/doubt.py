@@ -21,6 +21,7 @@ from flatrock.attacks.transfer import Transfer
 from flatrock.core.device import memory_is_short
 from flatrock.core.errors import FlatrockError, ModelError, in_words
 from flatrock.core.records import Finding
+from flatrock.core.rounding import gap
 from flatrock.core.threat import L2, Linf, Threat
 from flatrock.core.types import Attack
 from flatrock.evaluation.checks import (
@@ -64,16 +65,17 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
     exam learns whether the model is random.
     """
     rows = torch.arange(min(exam.batch_size, exam.x.shape[0], FEW))
-    with _gradients_taken() as called, exam.drawing("again", rows):
-        again = exam.verdict(exam.inputs(rows)[0]).cpu()
+    with _gradients_taken() as called:
+        again = _halves(exam, rows, "again")
     refusals: list[ModelError] = []
     sizes = exam.fitting(lambda part: _gradient_sizes(exam, part, refusals), rows)
     climbs = next((step.label for step in steps if _climbs(step.attack)), None)
     if climbs and refusals:
         raise ModelError(f"attack {climbs!r} needs gradients, but {refusals[0]}; 'square' needs none") from refusals[0]
     means = any(getattr(step.attack, "eot", 1) > 1 for step in steps)
-    differs = check_random(logits[rows], again, votes=exam.votes, means=means)
-    exam.random = bool(differs)
+    mixed = _repeats(exam, logits, again)
+    differs = check_random(logits[rows], again, votes=exam.votes, means=means, mixed=mixed)
+    exam.random = bool(differs) and not mixed
     return [
         *check_probabilities(logits),
         *differs,
@@ -84,6 +86,30 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
         *check_idle([step.label for step in steps if idle(step.attack)]),
         *check_precision(precision_note),
     ]
+
+
+def _halves(exam: Exam, rows: Tensor, purpose: str) -> Tensor:
+    """Answers to rows 0, 1, 2, ... in batches that the clean pass did not make: the even ones, and the odd ones."""
+    said = []
+    for half in (rows[::2], rows[1::2]):
+        if len(half):
+            with exam.drawing(purpose, half):
+                said.append(exam.verdict(exam.inputs(half)[0]).cpu())
+    return torch.cat(said)[torch.cat([rows[::2], rows[1::2]]).argsort()]
+
+
+def _repeats(exam: Exam, logits: Tensor, again: Tensor) -> bool:
+    """Whether answers in halves, `again`, are others than in the clean pass, but batches asked twice repeat their own.
+
+    Then they depend on the rest of the batch; if not even that repeats, they are random.
+    """
+    if gap(logits[: len(again)], again) == 0:
+        return False
+    first = torch.arange(min(exam.batch_size, exam.x.shape[0]))
+    with exam.drawing("batch", first):
+        whole = exam.verdict(exam.inputs(first)[0]).cpu()
+    once_more = _halves(exam, torch.arange(len(again)), "once more")
+    return gap(logits[first], whole) == gap(again, once_more) == 0
 
 
 @contextmanager
