@@ -237,6 +237,31 @@ def test_what_cannot_be_certified_is_refused() -> None:
         certify(nn.LazyLinear(2), x, y, QUICK)
 
 
+class Centred(nn.Linear):
+    """Sees its inputs relative to the mean of their batch, and through noise of its own if it has any."""
+
+    noise = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0) + self.noise * torch.randn_like(x))
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_network_whose_answers_depend_on_the_batch_is_refused(n: int) -> None:
+    x, y = torch.rand(n, 4), torch.zeros(n, dtype=torch.int64)
+    untracked = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten())
+    for model in (Centred(4, 2), untracked):
+        with pytest.raises(ModelError, match=r"depends on the other inputs of its batch .* track_running_stats=True"):
+            certify(model, x, y, QUICK)
+
+
+def test_a_network_that_answers_at_random_may_be_smoothed() -> None:
+    x, y = torch.rand(2, 4), torch.zeros(2, dtype=torch.int64)
+    model = Centred(4, 2)
+    model.noise = 1.0
+    assert certify(model, x, y, QUICK).counts.sum() == 2 * QUICK.n
+
+
 def test_no_smoothed_attack_on_what_cannot_be_attacked() -> None:
     x, y = torch.rand(3, 4), torch.tensor([0, 1, 1])
     with pytest.raises(ThreatError, match="nothing to attack: x has no samples"):

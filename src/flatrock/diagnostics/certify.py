@@ -11,20 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import answered, check_ids, check_inputs, check_model
+from flatrock.attacks.craft import answered, asked, check_ids, check_inputs, check_model
 from flatrock.core.borrow import borrowed, exclusive, full_precision, home, placed
 from flatrock.core.device import Devices, alike_devices, shared_by
-from flatrock.core.errors import ConfigError, ThreatError
+from flatrock.core.errors import ConfigError, ModelError, ThreatError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rng import Seed
+from flatrock.core.rounding import gap
 from flatrock.core.threat import L2
 from flatrock.core.workers import Work, parcel, pickled, workers
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.ledger import Ledger
-from flatrock.diagnostics.smoothing import Smoothing, Voter
+from flatrock.diagnostics.smoothing import Smoothing, Voter, noise
 
 # Noisy copies that pass the network together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 8192
+# Noisy copies that pass alone and together first, and how far answers may then lie apart, relative to the widest lead:
+# ten times what is rounding elsewhere, as this is no doubt but a refusal.
+FEW, COUPLED = 8, 1e-3
 
 
 def certify(
@@ -58,6 +62,7 @@ def certify(
     with _lent(model, devices[0], move=device is not None):
         with torch.no_grad():
             answered(model, x[:2].to(devices[0]), y[:2])
+        _check_alone(voter, x[0].to(devices[0]), poll.seed.child("check"))
         _vote(poll, dict(zip(ids.tolist(), x, strict=True)), kept, progress, devices)
     found = [kept[str(name)] for name in ids.tolist()]
     return Certificate(
@@ -71,6 +76,25 @@ def certify(
         marks=marks,
         provenance={**(provenance or {}), "batch_size": voter.batch_size, **shared_by(devices)},
     )
+
+
+def _check_alone(voter: Voter, x: Tensor, seed: Seed) -> None:
+    """ModelError if the model answers noisy copies of x, an input without batch, otherwise together than one by one.
+
+    Its votes would depend on the batch size, and prove nothing. A model that answers at random may be smoothed: it is
+    one that does not repeat itself in the same batch either.
+    """
+    copies = x + voter.sigma * noise(x, 0, FEW, seed)
+    with torch.no_grad():
+        together, again = voter.model(copies), voter.model(copies)
+        alone = torch.cat([asked(voter.model, copy[None]) for copy in copies])
+    apart = gap(together, alone)
+    if apart > COUPLED and gap(together, again) == 0:
+        raise ModelError(
+            "the model's answer to an input depends on the other inputs of its batch (leads over other classes differ "
+            f"by {100 * apart:.2g} % of the widest), so its votes prove nothing; take nothing from the batch in eval "
+            "mode, neither mean nor statistics (BatchNorm with track_running_stats=True)"
+        )
 
 
 Told = Callable[[int], None]
