@@ -345,6 +345,32 @@ def test_e06_tells_zeros_and_infinities_apart() -> None:
     assert checks.check_gradients(torch.ones(5)) == checks.check_gradients(torch.ones(0)) == []
 
 
+LEVELS = 16
+
+
+def gridded(n: int = 40) -> Tensor:
+    """Images of few levels, many of them black: where they were cut off they would be images of the data again."""
+    return ((2 * data(n)[0] - 1).clamp(0, 1) * LEVELS).round() / LEVELS
+
+
+def to_grid(x: Tensor) -> Tensor:
+    """Rounds whatever is not an image of the data set, which passes with its gradient."""
+    near = (x * LEVELS).round() / LEVELS
+    return torch.where((x - near).abs() < 1e-6, x, near)
+
+
+@pytest.mark.parametrize("threat", [THREAT, L2(0.1)], ids=str)
+def test_e06_gradients_that_end_where_the_data_end(threat: Linf | L2) -> None:
+    x, model = gridded(), Net(before=to_grid)
+    (found,) = evaluate(model, x, labelled(model, x), threat, attacks=["pgd-5"]).findings
+    assert found.code == "E06"
+    assert found.message.startswith(
+        "100 % of the random points looked at in the balls around inputs have a gradient of"
+    )
+    for other, radius in ((Net(), threat), (model, Linf(0.0))):
+        assert codes(evaluate(other, x, labelled(other, x), radius, attacks=["pgd-5"])) == []
+
+
 class Opaque(Net):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.detach())

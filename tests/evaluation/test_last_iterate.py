@@ -119,7 +119,7 @@ def test_nobody_leaves_early_and_the_costs_say_so(restarts: int) -> None:
     result = evaluate(model, x, y, Linf(0.3), attacks=[label])
     right = int(result.flags["clean"].sum())
     each = 5 * restarts + (restarts if restarts > 1 else 0)
-    assert model.rows[3 : 3 + each + 1] == [right] * (each + 1), "every step, with all that were right, and the verdict"
+    assert model.rows[4 : 4 + each + 1] == [right] * (each + 1), "every step, with all that were right, and the verdict"
     assert result.costs[label]["forwards"] == right * (each + 1)
     assert result.costs[label]["backwards"] == right * 5 * restarts
     assert parse_attack(label)[1].passes(4) == each

@@ -74,8 +74,8 @@ def test_passes_are_those_of_the_surrogate_and_the_model_is_asked_for_the_verdic
     }
     assert result.costs["transfer-pgd-5"]["broken"] > 0
     assert asked["surrogate"].rows == [2, *[32] * 5], "two rows to see whether it fits, and every step in full"
-    assert asked["model"].rows == [40, 20, 20, 40, 32, int(result.costs["transfer-pgd-5"]["broken"])], (
-        "a clean pass, one in halves and one more to doubt it, the verdict, and the verdict on what was rounded"
+    assert asked["model"].rows == [40, 40, 40, 40, 32, int(result.costs["transfer-pgd-5"]["broken"])], (
+        "a clean pass, three to doubt it, the verdict, and the verdict on what was rounded"
     )
 
 

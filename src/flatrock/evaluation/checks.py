@@ -159,15 +159,21 @@ def check_random(
     return [Finding("E05", seen + (single if votes == 1 else ""), ", and ".join(cures) or done)]
 
 
-def check_gradients(sizes: Tensor) -> list[Finding]:
-    """E06: the loss has no gradient for many inputs, or one that is not finite for any."""
+def check_gradients(sizes: Tensor, moved: Tensor | None = None) -> list[Finding]:
+    """E06: the loss has no gradient for many inputs, or one that is not finite for any; else so at points `moved`."""
+    found = _masked(sizes, "inputs looked at")
+    return found or ([] if moved is None else _masked(moved, "random points looked at in the balls around inputs"))
+
+
+def _masked(sizes: Tensor, where: str) -> list[Finding]:
+    """E06 from the sizes of gradients at some points."""
     found = []
     zeros = float((sizes == 0).double().mean()) if sizes.numel() else 0.0
     if zeros > FEW_ZEROS:
         found.append(
             Finding(
                 "E06",
-                f"{100 * zeros:.0f} % of the inputs looked at have a gradient of exactly zero; gradient attacks idle",
+                f"{100 * zeros:.0f} % of the {where} have a gradient of exactly zero; gradient attacks idle",
                 "return logits without a large factor, attack without rounding, argmax or detach on the way or with an "
                 "approximate gradient for it (docs/diagnostics.md, E06); square needs no gradient",
             )
@@ -177,7 +183,7 @@ def check_gradients(sizes: Tensor) -> list[Finding]:
         found.append(
             Finding(
                 "E06",
-                f"{100 * odd / sizes.numel():.0f} % of the inputs looked at have a NaN or infinite gradient; "
+                f"{100 * odd / sizes.numel():.0f} % of the {where} have a NaN or infinite gradient; "
                 "gradient attacks idle",
                 "find the operation behind it (sqrt, log, a division, even in the branch torch.where leaves out); "
                 "rely on square, which needs no gradient",

@@ -65,16 +65,20 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
     exam learns whether the model is random.
     """
     rows = torch.arange(min(exam.batch_size, exam.x.shape[0], FEW))
+    company = _in_company(rows)
     with _gradients_taken() as called:
-        again = _halves(exam, rows, "again")
+        again = _again(exam, company, "again")
     refusals: list[ModelError] = []
     sizes = exam.fitting(lambda part: _gradient_sizes(exam, part, refusals), rows)
+    # Where gradients exist at the inputs themselves, there may be none beside them, where attacks begin or soon are.
+    look = not refusals and exam.threat.eps > 0
+    moved = exam.fitting(lambda part: _gradient_sizes(exam, part, [], moved=True), rows) if look else None
     climbs = next((step.label for step in steps if _climbs(step.attack)), None)
     if climbs and refusals:
         raise ModelError(f"attack {climbs!r} needs gradients, but {refusals[0]}; 'square' needs none") from refusals[0]
     means = any(getattr(step.attack, "eot", 1) > 1 for step in steps)
-    mixed = _repeats(exam, logits, again)
-    differs = check_random(logits[rows], again, votes=exam.votes, means=means, mixed=mixed)
+    mixed = _mixed(exam, logits, company, again)
+    differs = check_random(logits[company], again, votes=exam.votes, means=means, mixed=mixed)
     exam.random = bool(differs) and not mixed
     return [
         *check_probabilities(logits),
@@ -82,34 +86,36 @@ def doubts_before(exam: Exam, steps: Sequence[Step], logits: Tensor, precision_n
         *check_dynamic(called),
         *check_collapse(logits, exam.y.cpu()),
         *check_chance(logits, exam.y.cpu()),
-        *check_gradients(sizes),
+        *check_gradients(sizes, moved),
         *check_idle([step.label for step in steps if idle(step.attack)]),
         *check_precision(precision_note),
     ]
 
 
-def _halves(exam: Exam, rows: Tensor, purpose: str) -> Tensor:
-    """Answers to rows 0, 1, 2, ... in batches that the clean pass did not make: the even ones, and the odd ones."""
-    said = []
-    for half in (rows[::2], rows[1::2]):
-        if len(half):
-            with exam.drawing(purpose, half):
-                said.append(exam.verdict(exam.inputs(half)[0]).cpu())
-    return torch.cat(said)[torch.cat([rows[::2], rows[1::2]]).argsort()]
+def _in_company(rows: Tensor) -> Tensor:
+    """Every second of these rows, twice: a batch that the clean pass did not make, and of the same size.
+
+    There are networks of one batch size.
+    """
+    return torch.cat([rows[::2], rows[::2]])[: len(rows)]
 
 
-def _repeats(exam: Exam, logits: Tensor, again: Tensor) -> bool:
-    """Whether answers in halves, `again`, are others than in the clean pass, but batches asked twice repeat their own.
+def _again(exam: Exam, rows: Tensor, purpose: str) -> Tensor:
+    """What the model says to one batch of these rows, with draws of its own."""
+    with exam.drawing(purpose, rows):
+        return exam.verdict(exam.inputs(rows)[0]).cpu()
+
+
+def _mixed(exam: Exam, logits: Tensor, company: Tensor, again: Tensor) -> bool:
+    """Whether answers `again` are others than in the clean pass, but batches that are asked twice repeat their own.
 
     Then they depend on the rest of the batch; if not even that repeats, they are random.
     """
-    if gap(logits[: len(again)], again) == 0:
+    if gap(logits[company], again) == 0:
         return False
     first = torch.arange(min(exam.batch_size, exam.x.shape[0]))
-    with exam.drawing("batch", first):
-        whole = exam.verdict(exam.inputs(first)[0]).cpu()
-    once_more = _halves(exam, torch.arange(len(again)), "once more")
-    return gap(logits[first], whole) == gap(again, once_more) == 0
+    repeated = gap(logits[first], _again(exam, first, "clean batch again"))
+    return repeated == gap(again, _again(exam, company, "once more")) == 0
 
 
 @contextmanager
@@ -185,13 +191,14 @@ def _has_gradient(exam: Exam, x: Tensor, y: Tensor) -> bool:
     return True
 
 
-def _slopes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
-    """Gradient of each sample's cross-entropy w.r.t. its input, as attacks see it; ModelError if the model has none."""
+def _slopes(exam: Exam, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Each sample's cross-entropy and its gradient w.r.t. the input, as attacks see it; ModelError if there is none."""
     leaf = x.detach().requires_grad_(True)
     with torch.enable_grad():
-        total = cross_entropy(asked(exam.crafting.inner, leaf), y).sum()
+        losses = cross_entropy(asked(exam.crafting.inner, leaf), y)
+        total = losses.sum()
     try:
-        return slope(total, leaf)
+        return losses.detach(), slope(total, leaf)
     except Exception as error:  # layers may have a backward pass of their own, or overwrite what torch kept for its
         if isinstance(error, FlatrockError) or memory_is_short(error):
             raise
@@ -200,10 +207,24 @@ def _slopes(exam: Exam, x: Tensor, y: Tensor) -> Tensor:
         ) from error
 
 
-def _gradient_sizes(exam: Exam, rows: Tensor, refusals: list[ModelError]) -> Tensor:
-    """Largest entry of the gradient of each of these samples; zeros, and a refusal more, for none."""
+def _moved(x: Tensor, delta: Tensor) -> Tensor:
+    """x + delta, turned inwards where it leaves the box: cut off there, pixels would be black and white as data are."""
+    there = x + delta
+    return torch.where((there < 0) | (there > 1), x - delta, there).clamp(0, 1)
+
+
+def _gradient_sizes(exam: Exam, rows: Tensor, refusals: list[ModelError], *, moved: bool = False) -> Tensor:
+    """Largest entry of the gradient of each of these samples; zeros, and a refusal more, for none.
+
+    `moved`: at a random point of each ball, without those at which the model has no answer: they need no gradient.
+    """
+    x, y = exam.inputs(rows)
+    if moved:
+        x = _moved(x, exam.threat.sample(x, exam.randomness("doubt: start", rows)))
     try:
-        return _slopes(exam, *exam.inputs(rows)).flatten(1).abs().amax(1).cpu()
+        losses, slopes = _slopes(exam, x, y)
+        sizes = slopes.flatten(1).abs().amax(1)
+        return (sizes[torch.isfinite(losses)] if moved else sizes).cpu()
     except ModelError as error:
         refusals.append(error)
         return torch.zeros(len(rows))
