@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import flatrock
 from flatrock.core.errors import ConfigError, ModelError
 from flatrock.core.progress import Silent
 from flatrock.core.threat import L2, Linf, Threat
@@ -103,6 +104,78 @@ def test_the_look_at_gradients_asks_no_batch_of_another_size() -> None:
     result = evaluate(model, x, model(x).argmax(1), Linf(0.1), attacks=["pgd-2"], batch_size=8)
     assert result.clean == 1
     assert "E06" in [finding.code for finding in result.findings]
+
+
+class OnGrid(nn.Linear):
+    """Answers inputs of two levels, and anything else in its own way."""
+
+    def __init__(self, *, columns: int = 0) -> None:
+        super().__init__(5, 4)
+        self.columns = columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x == x.round()).all()):
+            return super().forward(x)
+        if not self.columns:
+            raise ValueError("not on the grid")
+        return super().forward(x)[:, :1].expand(-1, self.columns)
+
+
+@pytest.mark.parametrize(
+    "spec", ["fgsm", "pgd-2", "apgd-t:steps=2", "fab:steps=2", "square:queries=5", "rays:queries=9"]
+)
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (OnGrid(), r"fails on others of shape \(\d+, 5\): ValueError: not on the grid; let it answer every input in"),
+        (
+            OnGrid(columns=2),
+            r"has 4 classes on the clean inputs, but on \d+ others it gives logits of shape \(\d+, 2\)",
+        ),
+        (
+            OnGrid(columns=9),
+            r"has 4 classes on the clean inputs, but on \d+ others it gives logits of shape \(\d+, 9\)",
+        ),
+    ],
+    ids=["raises", "fewer", "more"],
+)
+@pytest.mark.parametrize("doubt", [False, True])
+def test_a_model_that_answers_clean_inputs_only(model: nn.Module, said: str, spec: str, doubt: bool) -> None:
+    x = torch.eye(5)
+    y = model(x).argmax(1)
+    with pytest.raises(ModelError, match=rf"^attack '{spec}': the model .*{said}"):
+        evaluate(model, x, y, Linf(0.3), attacks=[spec], doubt=doubt)
+
+
+def test_a_model_that_fails_after_the_first_pass_of_an_attack() -> None:
+    class Tires(nn.Linear):
+        left = 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.left -= 1
+            if self.left < 0:
+                raise ValueError("tired")
+            return super().forward(x)
+
+    x, model = torch.rand(4, 5), Tires(5, 3)
+    with pytest.raises(ModelError, match=r"fails on others of shape .* ValueError: tired"):
+        flatrock.attack("pgd", model, x, torch.zeros(4, dtype=torch.int64), Linf(0.1), steps=5)
+
+
+def test_a_class_that_is_masked_with_infinity_is_told_what_to_write() -> None:
+    class Masked(nn.Linear):
+        value = -torch.inf
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([super().forward(x), torch.full_like(x[:, :1], self.value)], 1)
+
+    x, model = torch.rand(4, 5), Masked(5, 3)
+    y = torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(ModelError, match=r"damaged, or a class is masked: .* finite negative number such as -1e4"):
+        evaluate(model, x, y, Linf(0.1), attacks=["fgsm"])
+    model.value = torch.inf
+    with pytest.raises(ModelError, match=r"its weights are damaged$"):
+        evaluate(model, x, y, Linf(0.1), attacks=["fgsm"])
 
 
 class Spoilt(nn.Linear):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset as SampleSet
 
+from flatrock.attacks.answers import answer
 from flatrock.attacks.written import is_ours, tried
 from flatrock.core.borrow import borrowed
 from flatrock.core.device import memory_is_short
@@ -174,7 +175,11 @@ def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
     """One finite row of logits per input, and a class for every label; else ModelError."""
     _check_shape(logits, x, y)
     if not bool(torch.isfinite(logits).all()):
-        raise ModelError("the model returns NaN or infinite logits on clean inputs; its weights are damaged")
+        masks = bool((logits == -torch.inf).any())
+        cure = ", or a class is masked: give it a large finite negative number such as -1e4 instead of -inf"
+        raise ModelError(
+            f"the model returns NaN or infinite logits on clean inputs; its weights are damaged{cure if masks else ''}"
+        )
 
 
 def _check_shape(logits: Tensor, x: Tensor, y: Tensor) -> None:
@@ -229,19 +234,18 @@ class FirstChecked(nn.Module):
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
         super().__init__()
         self.inner, self._x, self._y = model, x, y
-        self._checked = False
+        self._classes: int | None = None  # once the first answer is checked
 
     def forward(self, x: Tensor) -> Tensor:
         """What the model says."""
-        if self._checked:
-            logits: Tensor = self.inner(x)
-            return logits
+        if self._classes is not None:
+            return answer(self.inner, x, self._classes)
         logits = asked(self.inner, x)
         _check_shape(logits, x, self._y)
         if not bool(torch.isfinite(logits).all()):
             with torch.no_grad():
                 answered(self.inner, self._x, self._y)
-        self._checked = True
+        self._classes = logits.shape[1]
         if looks_like_probabilities(logits):
             warnings.warn(
                 "the model seems to return probabilities; attacks are weaker on them, return logits", stacklevel=2

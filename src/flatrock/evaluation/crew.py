@@ -121,7 +121,8 @@ def _attacking(orders: Orders, device: torch.device) -> Iterator[tuple[str, Work
     """In a worker: what attacks craft in, and how a batch is attacked."""
     with at_work(orders.model, orders.surrogate, device) as (other, _):
         told = (orders.x, orders.y, orders.threat, device, orders.batch_size, orders.seed, other, orders.ids)
-        exam = Exam(orders.model, Counted(orders.model), *told, votes=orders.votes, random=orders.random)
+        exam = Exam(orders.model, Counted(orders.model), *told, votes=orders.votes)
+        exam.random, exam.classes = orders.random, orders.classes
         crafted = choose_crafting(exam, orders.precision)[0]
         plan = make_plan(orders.attacks, classes=orders.classes, surrogate=other, threat=orders.threat)
         steps = {step.label: step for step in plan}  # made here: those that transfer hold the surrogate of here

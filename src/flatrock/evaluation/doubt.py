@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flatrock.attacks.answers import answer
 from flatrock.attacks.craft import asked, craft
 from flatrock.attacks.gradient import GradientAttack, idle
 from flatrock.attacks.losses import cross_entropy
@@ -103,7 +105,7 @@ def _in_company(rows: Tensor) -> Tensor:
 def _again(exam: Exam, rows: Tensor, purpose: str) -> Tensor:
     """What the model says to one batch of these rows, with draws of its own."""
     with exam.drawing(purpose, rows):
-        return exam.verdict(exam.inputs(rows)[0]).cpu()
+        return answer(exam.verdict, exam.inputs(rows)[0], exam.classes).cpu()
 
 
 def _mixed(exam: Exam, logits: Tensor, company: Tensor, again: Tensor) -> bool:
@@ -195,7 +197,7 @@ def _slopes(exam: Exam, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Each sample's cross-entropy and its gradient w.r.t. the input, as attacks see it; ModelError if there is none."""
     leaf = x.detach().requires_grad_(True)
     with torch.enable_grad():
-        losses = cross_entropy(asked(exam.crafting.inner, leaf), y)
+        losses = cross_entropy(answer(partial(asked, exam.crafting.inner), leaf, exam.classes), y)
         total = losses.sum()
     try:
         return losses.detach(), slope(total, leaf)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from flatrock.attacks.answers import answer
 from flatrock.attacks.craft import answered, check_crafted, craft
 from flatrock.attacks.gradient import judges_last
 from flatrock.attacks.losses import margin
@@ -22,6 +23,7 @@ from flatrock.attacks.transfer import Transfer
 from flatrock.attacks.written import changed_weights, is_ours
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.device import memory_is_short
+from flatrock.core.errors import ModelError
 from flatrock.core.rng import SampleGen, Seed, kept_global_rng
 from flatrock.core.tensorfile import digest, tensors_digest
 from flatrock.core.threat import Threat
@@ -62,6 +64,7 @@ class Exam:
     exact: bool = True  # whether crafting is the model itself
     votes: int = 1  # answers of the model that decide about a sample, by majority
     random: bool = False  # whether the model answers the same input differently (E05)
+    classes: int | None = None  # what the clean pass has found
 
     def __post_init__(self) -> None:
         self.votes = check_votes(self.votes)
@@ -104,17 +107,18 @@ class Exam:
     def judged(self, purpose: str, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The logits that decide about x, made of these rows: those of fresh answers, as many as there are votes."""
         with self.drawing(f"{purpose}: verdict", rows):
-            return majority(lambda: self.verdict(x), y, self.votes)
+            return majority(lambda: answer(self.verdict, x, self.classes), y, self.votes)
 
     def clean_pass(self) -> tuple[Tensor, Tensor]:
         """Logits of every unperturbed input and the margins of the true class (on the CPU)."""
         logits, margins = [], []
         rows = torch.arange(self.x.shape[0])
         while len(rows):
-            answer, y = self.fitting(self._answers, rows)
-            logits.append(answer.cpu())
-            margins.append(-margin(answer, y).cpu())
-            rows = rows[len(answer) :]
+            said, y = self.fitting(self._answers, rows)
+            logits.append(said.cpu())
+            margins.append(-margin(said, y).cpu())
+            rows = rows[len(said) :]
+        self.classes = said.shape[1]
         return torch.cat(logits), torch.cat(margins)
 
     def _answers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,7 +137,7 @@ class Exam:
         """Try one attack on the first batch of these samples."""
 
         def work(part: Tensor) -> Chunk:
-            with self.drawing(step.label, part), self._guarded(step):
+            with self.drawing(step.label, part), self._guarded(step), _named(step):
                 return self._attempt(step, part)
 
         return self.fitting(work, rows)
@@ -174,6 +178,7 @@ class Exam:
 
     def _attempt(self, step: Step, rows: Tensor) -> Chunk:
         begun = time.perf_counter()
+        self.crafting.classes = self.classes
         x, y = self.inputs(rows)
         gen = self.randomness(step.label, rows)
         seek = self.measures(step)
@@ -211,7 +216,9 @@ class Exam:
             again = (claimed & classified_right(logits, y)).nonzero().squeeze(1)
             disputed = again.numel()
             if disputed:  # broken, said the fast twin; the model itself decides, and is attacked itself
-                counted = Counted(Filled(self.model))  # the twin was made because its rows do not depend on each other
+                counted = Counted(
+                    Filled(self.model), self.classes
+                )  # the twin was made because its rows do not depend on each other
                 with full_precision(self.device):
                     tried = craft(attack, counted, x[again], y[again], self.threat, gen[again], early_stop=True)
                 self.crafting.forwards += counted.forwards
@@ -225,7 +232,7 @@ class Exam:
 
     def _measured(self, seek: Seeker, x: Tensor, y: Tensor, gen: SampleGen) -> _Tried:
         """How far the nearest adversarial points lie, by the model itself: they are where rounding decides."""
-        counted = Counted(self.model)
+        counted = Counted(self.model, self.classes)
         with borrowed(counted, self.device), full_precision(self.device):
             found = seek(counted, x, y, self.threat, gen)
             queries = counted.forwards
@@ -261,6 +268,15 @@ class Exam:
             doubtful = refuted(doubtful)
         distances[doubtful] = torch.inf
         return points, distances
+
+
+@contextmanager
+def _named(step: Step) -> Iterator[None]:
+    """A model that does not answer what an attack asks is told which attack that was."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"attack {step.label!r}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flatrock.attacks.answers import answer
 from flatrock.core.errors import in_words
 from flatrock.models.twin import CARRIED, Twin, faithful
 
@@ -15,17 +16,17 @@ PROBED, HEADROOM = 32, 8.0
 
 
 class Counted(nn.Module):
-    """Counts the rows that pass forward and backward through a model."""
+    """Counts the rows that pass forward and backward through a model; checks its answers for `classes`, if known."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, classes: int | None = None) -> None:
         super().__init__()
-        self.inner = model
+        self.inner, self.classes = model, classes
         self.forwards = self.backwards = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """What the model says."""
         self.forwards += x.shape[0]
-        logits: Tensor = self.inner(x)
+        logits = answer(self.inner, x, self.classes)
         if logits.requires_grad:
             logits.register_hook(self._passed)  # type: ignore[no-untyped-call]
         return logits
