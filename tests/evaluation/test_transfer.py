@@ -159,8 +159,18 @@ def test_a_transfer_without_surrogate() -> None:
 # Refusals
 
 
-class Same(Net):
-    """The weights of Net, but another kind of network: crafting without a defence is a use of transfer."""
+class Defended(Net):
+    """The weights of Net, behind noise and rounding; `through`: with a gradient as if nothing were rounded."""
+
+    def __init__(self, noise: float = 0.0, *, levels: int = 0, through: bool = False) -> None:
+        super().__init__()
+        self.noise, self.levels, self.through = noise, levels, through
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.levels:
+            rounded = (self.levels * x).round() / self.levels
+            x = x + (rounded - x).detach() if self.through else rounded
+        return super().forward(x + self.noise * torch.randn_like(x))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +186,9 @@ class Same(Net):
         (Net(1).double(), ModelError, "surrogate: the model has torch.float64 weights"),
         (nn.Flatten(0), ModelError, "surrogate: the model must return logits of shape"),
         (len, ModelError, "surrogate: model must be a torch.nn.Module"),
-        (Net(), ConfigError, "the surrogate has the model's own weights, so nothing is transferred"),
+        (Net(), ConfigError, "the surrogate has the model's own weights, answers and gradients, so nothing is transf"),
+        (nn.Sequential(Net()), ConfigError, "the surrogate has the model's own weights"),
+        (Defended(), ConfigError, "the surrogate has the model's own weights"),
     ],
 )
 def test_surrogates_that_do_not_fit(surrogate: Any, kind: type[Exception], said: str) -> None:
@@ -190,7 +202,25 @@ def test_the_model_itself_is_refused_and_a_relative_is_not() -> None:
     asked = question()
     with pytest.raises(ConfigError, match="model's own weights"):
         evaluate(**{**asked, "surrogate": asked["model"]}, attacks=["fgsm"])
-    assert "transfer-pgd-2" in evaluate(**{**asked, "surrogate": Same()}, attacks=["transfer-pgd-2"]).flags
+    assert "transfer-pgd-2" in evaluate(**{**asked, "surrogate": Net(1)}, attacks=["transfer-pgd-2"]).flags
+
+
+@pytest.mark.parametrize(
+    ("model", "surrogate"),
+    [
+        (Defended(0.1), Defended()),
+        (Defended(0.1), Defended(0.1)),
+        (Defended(levels=8), Defended(levels=8, through=True)),
+        (Defended(levels=8), Defended()),
+    ],
+    ids=["without noise", "other noise", "through rounding", "without rounding"],
+)
+def test_a_defence_is_attacked_on_its_own_network_without_it(model: nn.Module, surrogate: nn.Module) -> None:
+    asked = {**question(), "model": model.eval(), "surrogate": surrogate.eval()}
+    result = evaluate(**asked, attacks=["transfer-pgd-5"])
+    assert result.per_attack["transfer-pgd-5"] < result.clean
+    with pytest.raises(ConfigError, match="model's own weights"):
+        evaluate(**{**asked, "surrogate": model}, attacks=["transfer-pgd-5"])
 
 
 # Records
