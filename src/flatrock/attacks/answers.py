@@ -18,8 +18,8 @@ def answer(model: Callable[[Tensor], Tensor], x: Tensor, classes: int | None) ->
         if isinstance(error, FlatrockError) or memory_is_short(error):
             raise
         raise ModelError(
-            f"the model answers the clean inputs, but fails on others of shape {tuple(x.shape)}: {in_words(error)}; "
-            "let it answer every input in [0, 1], in batches of any size"
+            f"the model answers the clean inputs, but fails on others of shape {tuple(x.shape)} on {x.device}: "
+            f"{in_words(error)}; let it answer every input in [0, 1], in batches of any size"
         ) from error
     if classes is not None and logits.shape != (len(x), classes):
         raise ModelError(
