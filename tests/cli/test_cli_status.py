@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -109,6 +110,18 @@ def test_the_eta_follows_from_the_records(runs: Path) -> None:
     assert now.epochs == 3, "17 steps of 8 in an epoch"
 
 
+@pytest.mark.parametrize(("late", "eta"), [(3600, 0), (-3600, 100)])
+def test_a_clock_that_is_wrong_moves_an_eta_by_an_epoch_at_most(runs: Path, late: int, eta: float) -> None:
+    """The file may be of another machine."""
+    folder = RunFolder(runs / "stopped")
+    folder.write_info(status="running", reason="")
+    first = folder.records()[0]
+    folder.rewrite([replace(first, epoch=i, step=8 * i, elapsed=1000.0 + 100 * i, best_epoch=1) for i in (1, 2)])
+    os.utime(folder.metrics, (time.time() - late,) * 2)
+    with folder.locked():
+        assert standing(folder.path).eta == pytest.approx(eta)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
@@ -134,6 +147,10 @@ def test_lost_epochs_and_a_line_that_is_just_written(runs: Path) -> None:
     metrics.write_text("\n".join(whole.splitlines()[1:]) + "\n")
     lost = standing(runs / "done")
     assert lost.status == "damaged" and "has lost epochs" in lost.why
+    for left in ("", *(whole.splitlines(keepends=True)[0],)):
+        metrics.write_text(left)
+        lost = standing(runs / "done")
+        assert lost.status == "damaged" and "`train --resume` rebuilds it" in lost.why and not lost.stale
 
 
 def test_results_of_older_weights_and_unfinished_ones(runs: Path) -> None:

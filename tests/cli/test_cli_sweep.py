@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -300,6 +301,16 @@ def test_differences_from_the_first_setting(again: Path) -> None:
     ).differences
     assert (found.base, found.values, found.seeds) == ({"optimizer.lr": "0.2"}, {"optimizer.lr": "0.3"}, (0, 1))
     assert found.gaps["fgsm"] == gap and len(found.by_seed["fgsm"]) == 2
+
+
+def test_runs_on_data_that_was_exchanged_are_named(again: Path) -> None:
+    assert "not comparable" not in flatrock(*TWO).output
+    file = Path("runs/s/optimizer.lr=0.3-seed1/result-best.json")
+    result = read_result(file)
+    file.write_text(replace(result, provenance={**result.provenance, "samples_digest": "exchanged"}).to_json())
+    done = flatrock(*TWO)
+    said = "not comparable optimizer.lr=0.3-seed1: tested on other samples than optimizer.lr=0.2-seed0, though"
+    assert done.exit_code == 0 and said in " ".join(done.output.split()), done.output
 
 
 def test_a_setting_without_runs_has_no_differences(finished: Path) -> None:

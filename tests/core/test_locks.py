@@ -74,6 +74,20 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
         locked(tmp_path / "gone" / ".lock", "making", Path("runs/x")).__enter__()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_with_the_place_and_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / ".lock"
+
+    def full(path: Path, place: Path, *, until: float) -> Any:
+        path.touch()
+        return Path("/dev/full").open("w")
+
+    monkeypatch.setattr(locks, "_held", full)
+    with pytest.raises(StateError, match=r"^runs/x cannot be worked in: .*; free space, or check the path$"):
+        locked(file, "training into", Path("runs/x")).__enter__()
+    assert not file.exists()
+
+
 def test_an_error_inside_frees_it(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), locked(tmp_path / ".lock", "making", tmp_path):
         raise ZeroDivisionError

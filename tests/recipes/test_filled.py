@@ -96,6 +96,12 @@ def test_what_trains_the_same(one: dict[str, Any], other: dict[str, Any], alike:
     assert (same_training(first) == same_training(second)) is alike
 
 
+@pytest.mark.parametrize("name", ["digits_standard", "digits_at"])
+def test_options_of_an_attack_that_is_not_made_decide_nothing(name: str) -> None:
+    first, second = (load_recipe(name, {"attack.steps": steps}) for steps in (5, 7))
+    assert (same_training(first) == same_training(second)) is (name == "digits_standard")
+
+
 def test_check_prints_every_default_and_a_copy_stays_the_same_recipe(tmp_path: Path) -> None:
     recipe = load_recipe("digits_at", {"objective.name": "trades", "flatness": ["awp", "rat"], "name": "mine"})
     text = recipe_text(recipe)

@@ -162,6 +162,16 @@ def test_protocol_of_a_name(name: str, expected: str) -> None:
     assert protocol(name) == expected
 
 
+@pytest.mark.parametrize("content", [b"\xff{}", b"", b"{"])
+def test_a_damaged_result_is_named(tmp_path: Path, content: bytes) -> None:
+    path = fake_run(tmp_path, NAME, FOUND)
+    (path / "result-best.json").write_bytes(content)
+    with pytest.raises(StateError, match=r"result-best\.json "):
+        collect_run(path)
+    done = flatrock("compare", path / "result-best.json", path / "result-best.json")
+    assert isinstance(done.exception, SystemExit) and "result-best.json" in done.output
+
+
 def test_rows_come_back_from_the_file(tmp_path: Path) -> None:
     row, file = collect_run(fake_run(tmp_path, NAME, FOUND)), tmp_path / "rows.json"
     write_rows(file, [row])

@@ -13,6 +13,7 @@ from flatrock.cli.shared import check_csv, check_json
 from flatrock.core.bands import Bands
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_csv
+from flatrock.core.one_test_set import other_samples
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import SCHEMA, Row, add_rows, read_rows, repeated, write_rows
 from flatrock.engine.folder import RunFolder
@@ -159,7 +160,7 @@ def _write_sheet(table: Sheet, csv: Path, *, bare: bool) -> None:
 
 
 def tell_changes(rows: Sequence[Row]) -> None:
-    """In what runs are not what the recipe of their name says, those alike told once."""
+    """In what runs are not what the recipe of their name says, those alike told once; which are of other samples."""
     said: dict[str, list[str]] = {}
     for row in rows:
         if row.changes and not row.on_test:
@@ -171,6 +172,8 @@ def tell_changes(rows: Sequence[Row]) -> None:
         {ON_TEST: on_test} if (on_test := [r.recipe for r in rows if r.on_test]) else {}, everyone
     ):
         say(("test-selected ", "yellow"), f"{who}: {text}; compared, with a *, with papers that chose so")
+    for text in other_samples((f"{row.recipe} (seed {row.seed})", row) for row in rows):
+        say(("not comparable ", "yellow"), text)
 
 
 def tell_expected(

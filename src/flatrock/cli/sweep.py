@@ -15,6 +15,7 @@ from flatrock.cli.reproduce import Told as ToldOfRows
 from flatrock.cli.shared import FAILED, UNFINISHED, check_csv, check_out, seeds_of
 from flatrock.core.device import Devices, each_device, named_devices, pick_device
 from flatrock.core.errors import ConfigError
+from flatrock.core.one_test_set import other_samples
 from flatrock.core.provenance import device_name
 from flatrock.core.rows import Row
 from flatrock.reports.differences import Difference, difference_table
@@ -142,6 +143,9 @@ def _tell_outcome(plan: Plan, mine: Sequence[Planned], done: Swept) -> None:
     say(f"{plan.recipe}: test accuracy in percent, {seeds}; epochs chosen on held-out data (*: on the test set)")
     show(swept(done.settings), turn=False)
     _tell_differences(done.differences)
+    made = ((folder.name, row) for one in done.settings for folder, row in zip(one.folders, one.rows, strict=True))
+    for text in other_samples(made):
+        say(("not comparable ", "yellow"), text)
     for planned in done.left:
         why = done.outcome.busy.get(planned.folder, "no time was left")
         say(("not made ", "yellow"), f"{planned.folder.name}: {why}; the same command goes on")

@@ -37,13 +37,22 @@ def locked(path: Path, doing: str, place: Path, *, wait: float = INSTANT) -> Ite
         yield
         return
     with _held(path, place, until=time.monotonic() + wait) as handle:
-        handle.truncate(0)
-        handle.write(f"{os.getpid()} is {doing}")
-        handle.flush()
         try:
+            _say(handle, f"{os.getpid()} is {doing}", place)
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _say(handle: IO[str], text: str, place: Path) -> None:
+    try:
+        handle.truncate(0)
+        handle.write(text)
+        handle.flush()
+    except OSError as error:
+        with suppress(OSError):  # what could not be written is written again when it is closed
+            handle.close()
+        raise StateError(f"{place} cannot be worked in: {error}; free space, or check the path") from error
 
 
 @contextmanager

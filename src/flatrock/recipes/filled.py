@@ -64,7 +64,10 @@ def settings(recipe: Recipe) -> dict[str, Any]:
 
 def same_training(recipe: Recipe) -> str:
     """Equal of recipes that train the same weights, however they say it; what they are built on is not looked at."""
-    return sha256(json_text(_in_numbers(recipe.deciding(in_full(recipe)))))
+    keys = recipe.deciding(in_full(recipe))
+    if recipe.attack.name == "none":  # of a base recipe's attack there may be options left
+        keys.pop("attack")
+    return sha256(json_text(_in_numbers(keys)))
 
 
 def unlike(there: Recipe, asked: Recipe) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flatrock.core.one_test_set import other_samples
 from flatrock.core.rows import Row
 from flatrock.reports.notes import Note
 
@@ -20,6 +21,7 @@ def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, 
         for where, text in _of_scores(row):
             said.setdefault(text, []).append(f"{name} {where}")
     lines = [f"- {who}: {text}." for who, text in told_once(said, names)]
+    lines += [f"- {text}." for text in other_samples(zip(names, rows, strict=True))]
     parts = ["\n".join(lines)] if lines else []
     if any(score.marks for row in rows for score in row.scores.values()):
         parts.append("`*` the epoch was chosen on the test set.")

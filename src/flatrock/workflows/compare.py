@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import StateError
-from flatrock.core.records import Result
+from flatrock.core.records import Result, read_result
 from flatrock.core.registry import unknown
 from flatrock.core.rows import WORST, Row, read_rows
 from flatrock.recipes.build import build_threat
 from flatrock.recipes.load import library, load_recipe
-from flatrock.workflows.results import verdicts
+from flatrock.workflows.results_score import verdicts
 
 # The data of an evaluation in Python that was not told what it is of.
 NAMELESS = "samples without a name"
@@ -60,7 +60,7 @@ def judged(source: str) -> list[Judged]:
         raise StateError(f"{source} holds weights; name its run folder, or the result-*.json of its evaluation")
     rows = read_rows(path)
     if rows is None:
-        return [judged_result(Result.from_json(path.read_text(), source), source)]
+        return [judged_result(read_result(path), source)]
     chosen = [row for row in rows if wanted in ("", row.recipe)]
     if wanted and not chosen:
         raise StateError(f"{path}: {unknown('row', wanted, {row.recipe for row in rows})}")

@@ -11,13 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torch import Tensor
-
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
 from flatrock.core.neighbours import ASKED_EVERY
 from flatrock.core.progress import Progress
-from flatrock.core.records import Result
+from flatrock.core.records import Result, read_result
 from flatrock.core.rows import Row, Score, chosen_on_test
 from flatrock.core.runs import EpochRecord, Run
 from flatrock.engine.folder import RunFolder
@@ -31,6 +29,7 @@ from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.restore import stored_recipe
 from flatrock.recipes.schema import Further, Recipe
 from flatrock.workflows.results_further import Answers, answers
+from flatrock.workflows.results_score import score_of
 
 PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
 CHECKPOINTS = ("best", "last", "average-best", "average-last")
@@ -40,13 +39,14 @@ CERTIFICATE = ("commit", "flatrock", "torch", "python", "device", "time", "engin
 ON_TEST = {"select.data": "test", "data.held_out": 0}
 # What a run may be built on, by its name in provenance, and the key that names it.
 SOURCES = {"helper": "objective.helper", "start": "model.weights"}
+PERHAPS = (*SOURCES, "training_set")  # not of every run
 
 
 def collect_run(path: Path, progress: Progress | None = None) -> Row:
     """The row of a run folder: its records, and the result of every checkpoint evaluated with the recipe's own plan,
     beside it those of its further evaluations.
 
-    Only recipe.yaml, run.json, metrics.jsonl and result-*.json are read, so a folder without weights will do.
+    No weights are read, so a folder without them will do.
     """
     folder = RunFolder(path)
     info = folder.read_info()
@@ -77,7 +77,7 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
         },
         findings=tuple(info.get("findings", ())),
         provenance={k: certificate.get(k) for k in CERTIFICATE}
-        | {k: v for k, v in (("resumed", resumed), *((k, certificate.get(k)) for k in SOURCES)) if v},
+        | {k: v for k, v in {"resumed": resumed, **{k: certificate.get(k) for k in PERHAPS}}.items() if v},
         scores=scores,
         own=recipe.name not in library(),
     )
@@ -183,14 +183,14 @@ def _averaged(record: EpochRecord) -> dict[str, Any]:
 def _scores(path: Path, recipe_hash: str, run: Run, recipe: Recipe) -> dict[str, Score]:
     """The evaluated checkpoints."""
     found = {name: _result(path, name, recipe_hash, run) for name in CHECKPOINTS}
-    scores = {name: _score(*stored) for name, stored in found.items() if stored is not None}
+    scores = {name: score_of(*stored) for name, stored in found.items() if stored is not None}
     return {name: replace(score, more=_more(path, name, recipe)) for name, score in scores.items()}
 
 
 def _more(path: Path, name: str, recipe: Recipe) -> tuple[Score, ...]:
     """What its further evaluations found."""
     made = _answers(path, name, recipe)
-    return tuple(_score(result, digest, where_of(asked, recipe.threat)) for asked, result, digest in made)
+    return tuple(score_of(result, digest, where_of(asked, recipe.threat)) for asked, result, digest in made)
 
 
 def _answers(path: Path, name: str, recipe: Recipe) -> Answers:
@@ -206,14 +206,13 @@ def _result(path: Path, name: str, recipe_hash: str, run: Run) -> tuple[Result, 
     file = path / f"result-{name}.json"
     if not file.is_file():
         return None
-    text = file.read_text()
-    result = Result.from_json(text, str(file))
+    result = read_result(file)
     about = result.provenance
     if about.get("recipe_hash") != recipe_hash or about.get("epoch", 0) != _epoch_of(name, run):
         raise StateError(told_stale(file))
     if not about.get("whole_plan"):
         raise StateError(f"{file} is not of the recipe's own attacks on the whole test set; evaluate again")
-    return result, sha256(text)
+    return result, sha256(file.read_bytes())
 
 
 def _epoch_of(name: str, run: Run) -> int | None:
@@ -276,25 +275,3 @@ def take_attacks(folder: RunFolder, recipe: Recipe, progress: Progress | None = 
     if others or own.evaluate.more != recipe.evaluate.more:
         now = own.model_copy(update={"evaluate": recipe.evaluate, "about": recipe.about})  # bands are of attacks
         folder.write_recipe(yaml.safe_dump(now.resolved(), sort_keys=False))
-
-
-def verdicts(result: Result) -> dict[str, Tensor]:
-    """What stood on the clean input, under each attack on its own, and under each plan as a whole."""
-    plans = {plan: labels[-1] for plan, labels in result.plans.items()}
-    return {name: result.flags[plans.get(name, name)] for name in ("clean", *result.per_attack)}
-
-
-def _score(result: Result, digest: str, where: str = "") -> Score:
-    about = dict(result.provenance)
-    certificate = {k: about.get(k) for k in ("commit", "torch", "device", "time", "seed", "precision", "batch_size")}
-    return Score(
-        epoch=int(about["epoch"]),
-        right=verdicts(result),
-        seconds={name: float(cost["seconds"]) for name, cost in result.costs.items() if "seconds" in cost},
-        findings=tuple(f"{f.code}: {f.message}" for f in result.findings),
-        marks=tuple(result.marks),
-        provenance=certificate | {k: about[k] for k in ("surrogate", "neighbours") if k in about},
-        result=digest,
-        distances={name: mean for name, mean in result.mean_distance.items() if mean is not None},
-        where=where,
-    )

@@ -18,7 +18,7 @@ from flatrock.core.headers import Header, read_header
 from flatrock.core.locks import is_held
 from flatrock.core.provenance import checkpoint_of
 from flatrock.core.runs import EpochRecord
-from flatrock.engine.folder import RunFolder
+from flatrock.engine.folder import ENDED, RunFolder
 
 DAMAGED = "damaged"
 RUNNING, KILLED = "running now", "killed"
@@ -111,7 +111,7 @@ def standing(run: Path) -> Standing:
         known |= {"status": str(info["status"]), "why": str(info.get("reason", ""))}
         if info["status"] == "running":
             known["status"] = AT_WORK[is_held(folder.lock)]
-        known |= _progress(folder, str(info["recipe_hash"]), running=known["status"] == RUNNING)
+        known |= _progress(folder, info, running=known["status"] == RUNNING)
         wanted = run / f"result-{'average-best' if known.get('averaged') else 'best'}.json"
         known["stale"] = tuple(_stale(results, str(info["recipe_hash"]), known.pop("now", {})))
     except (StateError, OSError, ValueError, TypeError) as error:  # a record of another version has other keys
@@ -133,13 +133,16 @@ def counted(found: Sequence[Standing]) -> str:
     return f"{len(found)} run{'' if len(found) == 1 else 's'}: " + ", ".join(f"{n} {kind}" for kind, n in many.items())
 
 
-def _progress(folder: RunFolder, owner: str, *, running: bool) -> dict[str, Any]:
+def _progress(folder: RunFolder, info: Mapping[str, Any], *, running: bool) -> dict[str, Any]:
     """How far it is, its best epoch, how long the rest takes, and the epochs its checkpoints are of `now`."""
     lines = folder.metrics.read_text().split("\n")[:-1] if folder.metrics.exists() else []  # one may just be written
     epochs, steps = _length(folder)
-    if not lines:
+    owner = str(info["recipe_hash"])
+    last = _record(folder, lines, len(lines), owner) if lines else None
+    if info["status"] in ENDED and len(lines) != info.get("epochs_done"):
+        raise StateError(f"{folder.metrics} has lost epochs; `train --resume` rebuilds it from the checkpoint")
+    if last is None:
         return {"epochs": epochs}
-    last = _record(folder, lines, len(lines), owner)
     if steps is not None and epochs is not None:
         epochs = min(epochs, ceil(steps / (last.step / last.epoch)))
     averaged = last.average_best_epoch is not None
@@ -150,8 +153,10 @@ def _progress(folder: RunFolder, owner: str, *, running: bool) -> dict[str, Any]
     known["now"] |= dict.fromkeys(("last", "average-last"), last.epoch)
     if running and epochs is not None:
         first = None if len(lines) == 1 else _record(folder, lines, max(len(lines) - PACE, 1), owner)
-        since = time.time() - folder.metrics.stat().st_mtime
-        known["eta"] = max((epochs - last.epoch) * _pace(first, last) - since, 0.0)
+        pace = _pace(first, last)
+        # Another machine's clock may have dated the file.
+        since = min(max(time.time() - folder.metrics.stat().st_mtime, 0.0), pace)
+        known["eta"] = max((epochs - last.epoch) * pace - since, 0.0)
     return known
 
 
