@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from flatrock.attacks.written import Written
 from flatrock.core.errors import ModelError
-from flatrock.core.rng import SampleGen
-from flatrock.core.threat import Threat
+from flatrock.core.rng import SampleGen, Seed
+from flatrock.core.threat import Linf, Threat
 from flatrock.core.types import Attack, Point
+from flatrock.diagnostics.probe import Probe, Reading
 from flatrock.engine.job import Job
 from flatrock.engine.runner import Engine, Runner
 from flatrock.engine.step import train_step
@@ -81,6 +82,44 @@ def test_an_attack_that_trains_the_network_changes_nothing(
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs), "BatchNorm statistics are the pass's alone"
     after(make_job(tmp_path, **how), attack)
     assert set(seen) == {bn_mode != "eval"}, "every part of a batch is attacked in the mode the recipe names"
+
+
+def spoils(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen) -> Tensor:
+    """Writes into inputs and labels, as torch counts it and as it does not."""
+    result = x.clone()
+    x.numpy()[...] = 0.5
+    y.add_(1).remainder_(10)
+    return result
+
+
+@dataclass(frozen=True)
+class Spoiling(Way):
+    """The same on a path, and where it is asked for noise."""
+
+    def path(self, model: Any, x: Tensor, y: Any, threat: Any, gen: Any) -> tuple[Point, ...]:
+        return (Point(spoils(model, x, y, threat, gen)),)
+
+    def input_noise(self, x: Tensor, gen: SampleGen) -> Tensor | None:
+        x.numpy()[...] = 0.5
+        return None
+
+
+@pytest.mark.parametrize("attack", [Written(spoils, {}), Spoiling()], ids=["function", "path"])
+def test_what_an_attack_writes_into_is_its_own(make_job: MakeJob, tmp_path: Path, attack: Attack) -> None:
+    mine, theirs = (after(make_job(tmp_path), one) for one in (attack, Written(still, {})))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs), "the loss is that of the samples and labels"
+
+
+def test_a_probe_measures_what_it_was_given(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    x, y, ids = torch.rand(8, 1, 8, 8), torch.arange(8), torch.arange(8)
+
+    def readings(how: Callable[..., Tensor]) -> list[Reading]:
+        how_asked: dict[str, Any] = {"threat": Linf(0.1), "seed": Seed(0), "batch_size": 4}
+        probe = Probe(job.model.eval(), x.clone(), y.clone(), ids=ids, attack=Written(how, {}), **how_asked)
+        return [probe(), probe()]
+
+    assert readings(spoils) == readings(still)
 
 
 def test_batch_statistics_tick_where_they_are_meant_to(make_job: MakeJob, tmp_path: Path) -> None:

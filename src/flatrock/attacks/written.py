@@ -116,14 +116,14 @@ def described(attack: Attack) -> dict[str, Any]:
 def tried(
     attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, gen: SampleGen, *, early_stop: bool = False
 ) -> Tensor:
-    """What an attack returns; one of the user's gives a tensor like x, and leaves x, its measure, and the weights.
+    """What an attack returns; one of the user's gives a tensor like x, and leaves the weights.
 
-    What it writes through `.data` is not seen here; an evaluation sees that of weights.
+    What it writes into those through `.data` is not seen here; an evaluation sees that.
     """
     if is_ours(attack):
         return attack(model, x, y, threat, gen, early_stop=early_stop).detach()
-    with watched(attack, model, x):
-        x_adv: object = attack(model, x, y, threat, gen, early_stop=early_stop)
+    with watched(attack, model):
+        x_adv: object = attack(model, handed(attack, x), handed(attack, y), threat, gen, early_stop=early_stop)
     if not isinstance(x_adv, Tensor) or x_adv.dtype != x.dtype:
         found = x_adv.dtype if isinstance(x_adv, Tensor) else type(x_adv).__name__
         raise ThreatError(
@@ -132,16 +132,22 @@ def tried(
     return x_adv.detach()
 
 
+def handed(attack: Attack, given: Tensor) -> Tensor:
+    """Inputs or labels as an attack gets them: one of the user's a copy, as it is measured by what it may write into.
+
+    Ours write into nothing, and pay for no copies.
+    """
+    return given if is_ours(attack) else given.clone()
+
+
 @contextmanager
-def watched(attack: Attack, model: nn.Module, x: Tensor) -> Iterator[None]:
-    """An attack of the user's at work inside leaves its input and the weights; ThreatError or ModelError if not."""
+def watched(attack: Attack, model: nn.Module) -> Iterator[None]:
+    """An attack of the user's at work inside leaves the weights; ModelError if not."""
     if is_ours(attack):
         yield
         return
-    written, weights = x._version, _versions(model)
+    weights = _versions(model)
     yield
-    if x._version != written:
-        raise ThreatError(f"{attack!r} writes into its input, by which it is measured; let it begin with x.clone()")
     if _versions(model) != weights:
         raise changed_weights(repr(attack))
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.craft import answered, check_crafted, check_inputs, check_model
 from flatrock.attacks.pgd import classified_right
+from flatrock.attacks.written import tried
 from flatrock.core.borrow import full_precision
 from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ThreatError
@@ -140,7 +141,7 @@ class Probe:
         clean = self._judged(x, y)
         if self.attack is None:
             return torch.cat([clean, clean])
-        x_adv = self.attack(self._crafting, x, y, self.threat, self.seed.samples(ids)).detach()
+        x_adv = tried(self.attack, self._crafting, x, y, self.threat, self.seed.samples(ids))
         attacked = self._judged(x_adv, y)
         # The one place that waits for a GPU. Weights without finite gradients give NaN inputs: no answer, no fault.
         if bool(torch.isfinite(x_adv).all()):

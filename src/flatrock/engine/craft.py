@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.attacks.craft import check_crafted
-from flatrock.attacks.written import is_ours, tried, watched
+from flatrock.attacks.written import handed, is_ours, tried, watched
 from flatrock.core.borrow import kept_buffers, mode
 from flatrock.core.hooks import Shift
 from flatrock.core.rng import SampleGen
@@ -48,8 +48,8 @@ def _path(stage: Stage, attack: Attack, model: nn.Module, x: Tensor, y: Tensor, 
     threat = stage.job.threat
     with _lent(attack, model, stage.job.bn_mode):
         if isinstance(attack, PathAttack):
-            with watched(attack, model, x):
-                path = attack.path(model, x, y, threat, gen)
+            with watched(attack, model):
+                path = attack.path(model, handed(attack, x), handed(attack, y), threat, gen)
             return tuple(Point(p.x_adv.detach(), p.weight) for p in path)
         return (Point(tried(attack, model, x, y, threat, gen)),)
 
@@ -88,7 +88,9 @@ def _gen(stage: Stage, ids: Tensor) -> SampleGen:
 def _noisy(stage: Stage, points: tuple[Point, ...]) -> tuple[Point, ...]:
     """The points with the noise the attack has had on its inputs; drawn anew, as it belongs to samples."""
     attack = stage.attack
-    noise = attack.input_noise(stage.x, _gen(stage, stage.ids)) if isinstance(attack, NoisyAttack) else None
+    noise = None
+    if isinstance(attack, NoisyAttack):
+        noise = attack.input_noise(handed(attack, stage.x), _gen(stage, stage.ids))
     return points if noise is None else tuple(replace(p, noise=noise) for p in points)
 
 
