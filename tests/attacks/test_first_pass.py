@@ -97,25 +97,34 @@ def test_what_the_model_raises_is_quoted_with_the_shape_it_was_given(go: Go) -> 
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+def through_data(x: Tensor) -> None:
+    x.data.sub_(0.5)
+
+
+def through_numpy(x: Tensor) -> None:
+    x.detach().numpy()[...] -= 0.5
+
+
 class InPlace(nn.Module):
     """Normalises what it is given where it lies."""
 
-    def __init__(self) -> None:
+    def __init__(self, writes: Callable[[Tensor], object]) -> None:
         super().__init__()
-        self.net = net()
+        self.net, self.writes = net(), writes
 
     def forward(self, x: Tensor) -> Tensor:
-        x -= 0.5
+        self.writes(x)
         logits: Tensor = self.net(x)
         return logits
 
 
 @every_way
-def test_a_model_that_writes_into_its_input_is_named(go: Go) -> None:
+@pytest.mark.parametrize("writes", [lambda x: x.sub_(0.5), through_data, through_numpy])
+def test_a_model_that_writes_into_its_input_is_named(go: Go, writes: Callable[[Tensor], object]) -> None:
     x, y = data()
     before = x.clone()
     with pytest.raises(ModelError, match=r"writes into its input.*begin with x = x\.clone\(\)"):
-        go(InPlace(), x, y)
+        go(InPlace(writes), x, y)
     assert torch.equal(x, before)
 
 

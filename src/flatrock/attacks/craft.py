@@ -219,7 +219,8 @@ def asked(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
             f"the model fails on inputs of shape {tuple(x.shape)}, {x.dtype} on {x.device}: {in_words(error)}; "
             f"is it made for such, images as [n, channels, height, width]{climbed}?"
         ) from error
-    if given._version:  # counts writes, those of a pass without gradients too
+    # Torch counts writes, those of a pass without gradients too, but not through `.data` or numpy.
+    if given._version or not torch.allclose(given.detach(), x.detach(), rtol=0, atol=0, equal_nan=True):
         raise ModelError("the model writes into its input, which attacks still need; let it begin with x = x.clone()")
     return logits
 
