@@ -1,16 +1,19 @@
-"""Attacks of one's own that write where they should not: the samples they are judged by, and the caller's, stay."""
+"""Attacks of one's own that write where they should not, or leave something behind in the model."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from own_cases import among_methods
 from torch import Tensor, nn
 
 import flatrock
-from flatrock.core.errors import ThreatError
+from flatrock.core.errors import ModelError, ThreatError
 from flatrock.core.threat import Linf
 
 THREAT = Linf(0.1)
@@ -73,3 +76,104 @@ def test_who_leaves_the_ball_in_place_is_seen(
     with pytest.raises(ThreatError, match=r"left the linf ball of radius 0.1 by 4.0e-01"):
         flatrock.attack(writes, digits_model, x, y, THREAT)
     assert torch.equal(x, given)
+
+
+CHANGED = "changed the model, which no longer answers as before .*, and it stays changed: load it again"
+
+
+def last(model: nn.Module) -> nn.Module:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+
+
+def hooks(model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any) -> Tensor:
+    last(model).register_forward_hook(lambda module, given, made: -made)
+    return x
+
+
+def hooks_quietly(model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any) -> Tensor:
+    """Leaves the classes as they are, but hardly a gradient to those who come after; on what attacks get alone."""
+    model.register_forward_hook(lambda module, given, made: made / 1000)
+    return x
+
+
+def puts_an_attribute(model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any) -> Tensor:
+    next(m for m in model.modules() if isinstance(m, Warm)).heat = 2.0
+    return x
+
+
+def looks(model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any) -> Tensor:
+    """A hook that only looks changes no answer."""
+    last(model).register_forward_hook(lambda module, given, made: None)
+    return x
+
+
+class Warm(nn.Module):
+    """Divides its logits by an attribute."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.heat = inner, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x) / self.heat
+        return logits
+
+
+LEAVES = [hooks, hooks_quietly, puts_an_attribute]
+
+
+@pytest.mark.parametrize("leaves", LEAVES)
+@pytest.mark.parametrize("device", [None, ["cpu", "cpu"]])
+def test_an_attack_that_leaves_the_model_changed_is_noticed(
+    digits_model: nn.Module, samples: tuple[Tensor, Tensor], tmp_path: Path, leaves: Callable[..., Tensor], device: Any
+) -> None:
+    how = {"attacks": ["pgd-1", leaves, "pgd-2"], "device": device, "journal": tmp_path / "exam.part"}
+    for resume in (False, True):  # of which nothing is kept
+        with pytest.raises(ModelError, match=f"attack '{leaves.__name__}' {CHANGED}"):
+            flatrock.evaluate(Warm(copy.deepcopy(digits_model)), *samples, THREAT, **how, resume=resume)
+
+
+HOOKS = """
+from torch import Tensor
+
+
+def hooks(model, x, y, threat, gen) -> Tensor:
+    model.register_forward_hook(lambda module, given, made: -made)
+    return x
+"""
+
+
+def test_a_surrogate_that_is_changed_is_noticed(
+    digits_model: nn.Module, samples: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    other = flatrock.create_model("digits_cnn", seed=5)
+    with (
+        among_methods(tmp_path, HOOKS),
+        pytest.raises(ModelError, match=f"attack 'transfer-mymethods:hooks' {CHANGED}"),
+    ):
+        flatrock.evaluate(digits_model, *samples, THREAT, attacks=["transfer-mymethods:hooks"], surrogate=other)
+
+
+class Noisy(nn.Module):
+    """Answers at random, by other numbers than torch's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        logits: Tensor = self.inner(x) * (1 + 1 / self.calls)
+        return logits
+
+
+def test_who_changes_nothing_is_left_alone(digits_model: nn.Module, samples: tuple[Tensor, Tensor]) -> None:
+    model = copy.deepcopy(digits_model)
+    alone = flatrock.evaluate(model, *samples, THREAT, attacks=["pgd-2"], batch_size=16)
+    beside = flatrock.evaluate(model, *samples, THREAT, attacks=[looks, "pgd-2"], batch_size=16)
+    assert torch.equal(beside.flags["pgd-2"], alone.flags["pgd-2"])
+    assert beside.costs["pgd-2"]["forwards"] == alone.costs["pgd-2"]["forwards"]
+    assert beside.costs["looks"]["forwards"] == beside.costs["looks"]["samples"], "looking at the model is no cost"
+    random = flatrock.evaluate(Noisy(model), *samples, THREAT, attacks=[hooks_quietly], batch_size=16)
+    assert "E05" in [finding.code for finding in random.findings], "whose answers say nothing"
+    flatrock.evaluate(model, *samples, THREAT, attacks=["transfer-pgd-1", looks], surrogate=Noisy(model))

@@ -20,6 +20,7 @@ from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
 
+_AFTERWARDS = "load it again, and let the attack work on copy.deepcopy(model)"
 # What a function is called with, and what it is told if it asks.
 ASKED, GIVEN = "model, x, y, threat, gen", ("early_stop",)
 
@@ -159,7 +160,12 @@ def _versions(model: nn.Module) -> list[int]:
 
 def changed_weights(attack: str) -> ModelError:
     """What is said of an attack that does not leave the model as it is."""
+    return ModelError(f"attack {attack} changed the weights of the model, and they stay changed: {_AFTERWARDS}")
+
+
+def changed_answers(attack: str) -> ModelError:
+    """The same, where it is not the weights."""
     return ModelError(
-        f"attack {attack} changed the weights of the model, and they stay changed: load it again, and let the attack "
-        "work on copy.deepcopy(model)"
+        f"attack {attack} changed the model, which no longer answers as before (look for a hook, an attribute or a "
+        f"layer that the attack leaves behind), and it stays changed: {_AFTERWARDS}"
     )

@@ -20,24 +20,27 @@ from flatrock.attacks.losses import margin
 from flatrock.attacks.nearest import Reached, Seeker, seeker
 from flatrock.attacks.pgd import classified_right
 from flatrock.attacks.transfer import Transfer
-from flatrock.attacks.written import changed_weights, is_ours
+from flatrock.attacks.written import is_ours
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import SampleGen, Seed, kept_global_rng
-from flatrock.core.tensorfile import digest, tensors_digest
+from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
 from flatrock.core.threat import rows as per_row
 from flatrock.core.types import Attack
 from flatrock.evaluation.fast_model import Counted
 from flatrock.evaluation.journal import Chunk
 from flatrock.evaluation.plans import Step
+from flatrock.evaluation.untouched import Untouched
 from flatrock.evaluation.votes import check_votes, majority
 from flatrock.models.sizes import Filled
 
 T = TypeVar("T")
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
+# Inputs by whose answers a network is known again: so few that they fit wherever an attack does.
+FEW = 32
 # A nearest point lies where rounding decides; one that a second pass calls right is moved this much further out.
 OUTWARDS = (1.001, 1.01)
 
@@ -143,24 +146,24 @@ class Exam:
         return self.fitting(work, rows)
 
     @cached_property
-    def _weights(self) -> str:
-        """The digest before the first attack of the user's."""
-        return self._digested()
+    def _untouched(self) -> Untouched:
+        """What attacks get, and who judges, as they were before the first attack of the user's."""
+        reached = [self.crafting, None if self.exact else Counted(self.model), self.surrogate]
+        return Untouched([network for network in reached if network is not None], None if self.random else self._few)
 
-    def _digested(self) -> str:
-        """Of the weights as they are; what a model keeps in buffers is its own affair."""
-        networks = {"model": self.model, "surrogate": self.surrogate}
-        return tensors_digest(
-            {f"{who} {k}": p for who, m in networks.items() if m is not None for k, p in m.named_parameters()}
-        )
+    def _few(self, network: Counted, purpose: str) -> Tensor:
+        """What a network answers to a few inputs; no attack made this pass."""
+        rows = torch.arange(min(FEW, len(self.x)))
+        with self.drawing(purpose, rows), torch.no_grad(), full_precision(self.device):
+            return network.aside(self.inputs(rows)[0])
 
     @contextmanager
     def _guarded(self, step: Step) -> Iterator[None]:
-        """ModelError, before anything is kept, if an attack of the user's changes weights, in whatever way."""
-        known = None if is_ours(step.attack) else self._weights
+        """ModelError, before anything is kept, if an attack of the user's changes a network, in whatever way."""
+        known = None if is_ours(step.attack) else self._untouched
         yield
-        if known is not None and self._digested() != known:
-            raise changed_weights(repr(step.label))
+        if known is not None:
+            known.check(repr(step.label))
 
     def fitting(self, work: Callable[[Tensor], T], rows: Tensor) -> T:
         """Work on the first batch of these samples; where memory is short, on half of it, from then on."""

@@ -31,6 +31,15 @@ class Counted(nn.Module):
             logits.register_hook(self._passed)  # type: ignore[no-untyped-call]
         return logits
 
+    def aside(self, x: Tensor) -> Tensor:
+        """What the model says; this pass does not count."""
+        counts = self.forwards, self.backwards
+        try:
+            logits: Tensor = self(x)
+            return logits
+        finally:
+            self.forwards, self.backwards = counts
+
     def _passed(self, grad: Tensor) -> None:
         self.backwards += grad.shape[0]
 
