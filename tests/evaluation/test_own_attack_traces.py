@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from interrupted import Ends, Killed
 from own_cases import among_methods
 from torch import Tensor, nn
 
 import flatrock
-from flatrock.core.errors import ModelError, ThreatError
+from flatrock.core.errors import ModelError, StateError, ThreatError
 from flatrock.core.threat import Linf
 
 THREAT = Linf(0.1)
@@ -177,3 +178,49 @@ def test_who_changes_nothing_is_left_alone(digits_model: nn.Module, samples: tup
     random = flatrock.evaluate(Noisy(model), *samples, THREAT, attacks=[hooks_quietly], batch_size=16)
     assert "E05" in [finding.code for finding in random.findings], "whose answers say nothing"
     flatrock.evaluate(model, *samples, THREAT, attacks=["transfer-pgd-1", looks], surrogate=Noisy(model))
+
+
+def adding(delta: Tensor) -> Callable[..., Tensor]:
+    def adds(model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any) -> Tensor:
+        return (x + delta).clamp(0, 1)
+
+    return adds
+
+
+class Adds:
+    """The same as an object."""
+
+    mixed_labels, bounded = False, True
+
+    def __init__(self, delta: Tensor) -> None:
+        self.delta = delta
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any, *, early_stop: bool = False
+    ) -> Tensor:
+        return (x + self.delta).clamp(0, 1)
+
+    def passes(self, classes: int) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("made", [adding, Adds])
+def test_an_evaluation_does_not_go_on_with_another_tensor(
+    digits_model: nn.Module, samples: tuple[Tensor, Tensor], tmp_path: Path, made: Callable[[Tensor], Any]
+) -> None:
+    def asked(delta: Tensor, **more: Any) -> Any:
+        how = {"attacks": [made(delta)], "batch_size": 16, "journal": tmp_path / "exam.part"}
+        return flatrock.evaluate(digits_model, *samples, THREAT, **how, **more)
+
+    delta = THREAT.eps * torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(0)).sign()
+    with pytest.raises(Killed):
+        asked(delta, progress=Ends(1))
+    with pytest.raises(StateError, match=r"another evaluation \(different: attacks"):
+        asked(-delta, resume=True)
+    first = asked(delta.clone(), resume=True)
+    assert "holds" in next(iter(first.attacks.values()))
+    path = (tmp_path / "exam.part").with_suffix(".json")
+    path.write_text(first.to_json())
+    assert asked(delta, resume=True).provenance["time"] == first.provenance["time"], "the result that is there"
+    with pytest.raises(StateError, match="different: attacks"):
+        asked(-delta, resume=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flatrock.core.errors import ModelError, ThreatError, in_words, is_plain, shown
 from flatrock.core.guests import of_flatrock, origin, raised_at
+from flatrock.core.held import held_digest
 from flatrock.core.numbers import plain
 from flatrock.core.own import Own
 from flatrock.core.rng import SampleGen
@@ -100,17 +101,25 @@ def is_ours(attack: Attack) -> bool:
 
 
 def described(attack: Attack) -> dict[str, Any]:
-    """The kind and the options of an attack of the user's, as far as a file can hold them, and where its code lies."""
+    """The kind and the options of an attack of the user's, as far as a file can hold them, and where its code lies.
+
+    Of the rest, tensors and what else is no plain value, what a function closes over, code without a file, a digest.
+    """
+    thing: object
     if isinstance(attack, Written):
-        kind, options, code = called(attack.function), attack.settings, origin(attack.function)
+        thing, options = attack.function, attack.settings
+        kind, code = called(attack.function), origin(attack.function)
     else:
         names: list[str] = [f.name for f in dataclasses.fields(attack)] if dataclasses.is_dataclass(attack) else []
         told = {name: getattr(attack, name) for name in names} or getattr(attack, "__dict__", {})
-        kind, options, code = called(type(attack)), dict(told), origin(attack)
+        thing, options = type(attack), dict(told)
+        kind, code = called(type(attack)), origin(attack)
+    holds = held_digest(thing, options)
     return {
         "kind": kind,
         **{k: plain(v) for k, v in options.items() if is_plain(v)},
         **({"code": code} if code else {}),
+        **({"holds": holds} if holds else {}),
     }
 
 

@@ -57,7 +57,9 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     with suppress(FlatrockError):
         label, attack = parse_attack(recipe.select.attack)
         threat = THREATS[recipe.threat.norm](recipe.threat.eps)
-        options = {key: value for key, value in describe(attack, threat).items() if key not in ("kind", "code")}
+        options = {
+            key: value for key, value in describe(attack, threat).items() if key not in ("kind", "code", "holds")
+        }
         keys["select"]["attack"] = _plain({"name": label, **options})
     return keys
 

@@ -200,15 +200,15 @@ def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
 
 
 def _identity(subject: Subject, plan: Plan, batch_size: int, *, half: bool) -> dict[str, Any]:
-    """What must be the same for a measurement to go on; of an attack of the user's also its code."""
+    """What must be the same for a measurement to go on; of an attack of the user's also its code, and what it holds."""
     attack = plan.made_attack()
-    code = None if attack is None else describe(attack, subject.threat).get("code")
+    told = {} if attack is None else describe(attack, subject.threat)
     return {
         "model": subject.trained.digest,
         **subject.known_by,
         "data": _fingerprint(subject.data),
         "plan": plan.described(),
-        **({"code": code} if code else {}),
+        **{key: told[key] for key in ("code", "holds") if key in told},
         "axis": list(subject.axis.values),
         "threat": [subject.threat.norm, subject.threat.eps],
         "flatrock": VERSION,
