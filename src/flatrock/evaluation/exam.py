@@ -39,8 +39,7 @@ from flatrock.models.sizes import Filled
 T = TypeVar("T")
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
-# Inputs by whose answers a network is known again: so few that they fit wherever an attack does.
-FEW = 32
+FEW = 32  # inputs by whose answers a network is known again: they fit wherever an attack does
 # A nearest point lies where rounding decides; one that a second pass calls right is moved this much further out.
 OUTWARDS = (1.001, 1.01)
 
@@ -219,9 +218,8 @@ class Exam:
             again = (claimed & classified_right(logits, y)).nonzero().squeeze(1)
             disputed = again.numel()
             if disputed:  # broken, said the fast twin; the model itself decides, and is attacked itself
-                counted = Counted(
-                    Filled(self.model), self.classes
-                )  # the twin was made because its rows do not depend on each other
+                # The twin was made because its rows do not depend on each other.
+                counted = Counted(Filled(self.model), self.classes)
                 with full_precision(self.device):
                     tried = craft(attack, counted, x[again], y[again], self.threat, gen[again], early_stop=True)
                 self.crafting.forwards += counted.forwards
