@@ -170,7 +170,7 @@ def restored(
 
 def stored_recipe(folder: RunFolder, progress: Progress | None = None) -> Recipe:
     """The recipe a run was trained with; StateError if its file was edited since."""
-    recipe = trained_recipe(_content(folder), str(folder.recipe), progress)
+    recipe = trained_recipe(stored_keys(folder), str(folder.recipe), progress)
     if folder.info.is_file() and recipe_hash(recipe) != folder.owner():
         raise StateError(
             f"{folder.recipe} was edited: its run was trained with another recipe (hash {folder.owner()}, that of the "
@@ -179,13 +179,20 @@ def stored_recipe(folder: RunFolder, progress: Progress | None = None) -> Recipe
     return recipe
 
 
-def _content(folder: RunFolder) -> Any:
+def stored_keys(folder: RunFolder) -> dict[str, Any]:
+    """What recipe.yaml says; StateError if it is lost or damaged."""
     import yaml
 
+    cure = "`train --resume` writes it again"
     try:
-        return yaml.safe_load(folder.recipe.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise StateError(f"{folder.recipe} is not readable ({error}); `train --resume` writes it again") from error
+        raw = yaml.safe_load(folder.recipe.read_text())
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        raise StateError(f"{folder.recipe} is not readable ({error}); {cure}") from error
+    if not isinstance(raw, dict):  # an empty file is None, and valid YAML
+        raise StateError(
+            f"{folder.recipe} is damaged: it must be a mapping of sections, got {type(raw).__name__}; {cure}"
+        )
+    return raw
 
 
 def trained_recipe(raw: Mapping[str, Any], where: str, progress: Progress | None = None) -> Recipe:
@@ -209,7 +216,7 @@ def as_evaluated(path: Path, recipe: Recipe) -> Recipe:
     folder = RunFolder(path.parent)
     if not (folder.info.is_file() and folder.recipe.is_file()):
         return recipe
-    now = of_trained(_content(folder), str(folder.recipe))[0]  # what is odd was told of the checkpoint
+    now = of_trained(stored_keys(folder), str(folder.recipe))[0]  # what is odd was told of the checkpoint
     return recipe.model_copy(update={"evaluate": now.evaluate}) if recipe_hash(now) == recipe_hash(recipe) else recipe
 
 
