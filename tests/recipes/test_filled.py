@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from interrupted import Ends
 
 from flatrock.attacks.catalog import ATTACKS, describe
 from flatrock.core.errors import StateError
@@ -120,8 +121,9 @@ def test_check_prints_every_default_and_a_copy_stays_the_same_recipe(tmp_path: P
 
 def test_settings_are_in_the_record_of_a_run_once(tmp_path: Path) -> None:
     recipe = load_recipe("digits_at", SMALL)
-    run = train_recipe(recipe, folder=tmp_path / "run", device="cpu")
-    train_recipe(run, resume=True, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train_recipe(recipe, folder=tmp_path / "run", device="cpu", progress=Ends(2, KeyboardInterrupt))
+    run = train_recipe(tmp_path / "run", resume=True, device="cpu")
     info = json.loads((run.folder / "run.json").read_text())
     kept = info["provenance"]["settings"]
     assert kept == settings(recipe) and (kept["objective"]["beta"], kept["attack"]["start"]) == (6.0, "gaussian")

@@ -155,6 +155,8 @@ def test_a_run_knows_the_files_and_says_if_one_changed(methods: Path) -> None:
     hears = Hears()
     flatrock.train("digits_trades", **how, resume=True, progress=hears)
     assert not [text for text in hears.said if "changed" in text]
+    with pytest.raises(KeyboardInterrupt):
+        flatrock.train("digits_trades", **how, overwrite=True, progress=Ends(4, KeyboardInterrupt))
     methods.write_text(METHODS)
     with pytest.warns(UserWarning, match=r"mymethods.py changed since the run was last at work") as caught:
         flatrock.train("digits_trades", **how, resume=True)
@@ -163,12 +165,15 @@ def test_a_run_knows_the_files_and_says_if_one_changed(methods: Path) -> None:
 
 def test_of_several_devices_the_caller_says_it(methods: Path, capfd: pytest.CaptureFixture[str]) -> None:
     how = {**SHORT, "objective": {"name": "mymethods:Trades"}, "folder": "runs/mine", "device": ["cpu", "cpu"]}
-    flatrock.train("digits_trades", **how)
+    with pytest.raises(KeyboardInterrupt):
+        flatrock.train("digits_trades", **how, progress=Ends(4, KeyboardInterrupt))
     methods.write_text(METHODS + "\n# mended\n")
     with pytest.warns(UserWarning, match=r"mymethods.py changed since the run was last at work") as caught:
         flatrock.train("digits_trades", **how, resume=True)
     assert [warning.filename for warning in caught] == [__file__]
     assert "changed since" not in capfd.readouterr().err, "no other process tells it"
+    with pytest.raises(KeyboardInterrupt):
+        flatrock.train("digits_trades", **how, overwrite=True, progress=Ends(4, KeyboardInterrupt))
     methods.write_text(METHODS)
     hears = Hears()
     flatrock.train("digits_trades", **how, resume=True, progress=hears)

@@ -116,7 +116,9 @@ def test_who_listens_must_be_callable(tmp_path: Path) -> None:
 def test_folders_that_are_no_run(stopped: Path) -> None:
     with pytest.raises(ConfigError, match=r"runs is a folder, neither a recipe nor a run: it has no run\.json"):
         flatrock.train("runs", resume=True)
+
+
+def test_a_lost_recipe_is_that_of_the_state(stopped: Path) -> None:
     RunFolder(stopped).recipe.unlink()
-    with pytest.raises(ConfigError, match=r"runs/mine has no recipe\.yaml; resume it by the name of its recipe, with"):
-        flatrock.train("runs/mine", resume=True)
-    assert flatrock.train("digits_standard", folder="runs/mine", resume=True, **KEYS).status == "finished"
+    assert flatrock.train("runs/mine", resume=True).status == "finished"
+    assert RunFolder(stopped).recipe.is_file()

@@ -159,6 +159,13 @@ class RunFolder:
             raise StateError(f"{self.info} is damaged; train again with --resume to rewrite it")
         return info
 
+    def ended(self) -> bool:
+        """Whether run.json says that the run is what its recipe says, to the end."""
+        try:
+            return self.read_info()["status"] in ENDED
+        except StateError:
+            return False
+
     def unfinished(self) -> str:
         """Where a run stands that has not ended, in words; nothing if it has."""
         info = self.read_info()

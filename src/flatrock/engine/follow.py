@@ -31,7 +31,7 @@ def follow(job: Job) -> None:
     put(job, tensors, numbers, Path("what the first device sent"))
     state = TrainState(epoch=epoch, step_in_epoch=step_in_epoch)
     with kept_global_rng(job.device), torch.enable_grad():
-        while state.epoch < job.epochs and not spent(job, state):
+        while not over(job, state):
             job.model.train()
             for batch in job.loader.epoch(state.epoch, state.step_in_epoch, job.team):
                 state.watch.see(take_step(job, state, batch), state.epoch * len(job.loader) + state.step_in_epoch - 1)
@@ -61,6 +61,11 @@ def set_lr(job: Job, step: int) -> None:
     for group in job.optimizer.param_groups:
         if group.get("scheduled", True):
             group["lr"] = job.schedule.at(step, len(job.loader))
+
+
+def over(job: Job, state: TrainState) -> bool:
+    """Whether nothing is left to train."""
+    return state.epoch >= job.epochs or spent(job, state)
 
 
 def spent(job: Job, state: TrainState) -> bool:

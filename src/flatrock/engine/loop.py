@@ -21,7 +21,7 @@ from flatrock.engine.checkpoint import model_tensors
 from flatrock.engine.events import EventLog
 from flatrock.engine.failure import failing, stopping
 from flatrock.engine.folder import RunFolder
-from flatrock.engine.follow import check_together, hand_out, spent, take_step
+from flatrock.engine.follow import check_together, hand_out, over, spent, take_step
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.memory import note_memory, probed
 from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
@@ -90,7 +90,7 @@ def _run(
     progress.begin(f"training {job.name}", total, state.epoch * len(job.loader) + state.step_in_epoch)
     try:
         with kept_global_rng(job.device), _lookout(job) as lookout:
-            while state.epoch < job.epochs and not spent(job, state):
+            while not over(job, state):
                 with failing(job, folder):
                     _run_epoch(job, folder, state, progress)
                     note_memory(job, folder)
@@ -133,12 +133,25 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
                 folder.writer.save(
                     folder.average_last, model_tensors(model), _weights_meta(job, "average-last", record)
                 )
-    if job.team.alone:  # else whoever began the processes has told it
+    if over(job, state):
+        progress.say(f"{folder.path}: there is nothing left to train")
+    elif job.team.alone:  # else whoever began the processes has told it
         tell_changed(job.provenance.get("own", {}), folder, progress, inside=2)
     folder.failure.unlink(missing_ok=True)
-    resumed = [*folder.resumptions(), dict(job.provenance)]
-    folder.write_info(status="running", reason="", failed_batch=None, **_certificate(job), resumed=resumed)
+    folder.write_info(
+        status="running", reason="", failed_batch=None, **_certificate(job), **_origins(job, folder, state)
+    )
     return state
+
+
+def _origins(job: Job, folder: RunFolder, state: TrainState) -> dict[str, Any]:
+    """For run.json, where the run was resumed: not there, if nothing is left to train.
+
+    Unless that file was lost and says nothing of where the epochs come from.
+    """
+    known = folder.resumptions()
+    nowhere = over(job, state) and folder.provenance()
+    return {"resumed": (known if nowhere else [*known, dict(job.provenance)]) or None}
 
 
 def _recipe_text(job: Job) -> str:

@@ -19,7 +19,7 @@ from flatrock.recipes.check import validate
 from flatrock.recipes.draft import Draft
 from flatrock.recipes.overlay import lay_over, overlay, pairs_of, spelled_out
 from flatrock.recipes.read import read_yaml
-from flatrock.recipes.resumed import is_run, recipe_file
+from flatrock.recipes.resumed import is_run, recipe_file, recipe_there
 from flatrock.recipes.schema import Recipe
 
 LIBRARY = Path(__file__).parent / "library"
@@ -72,7 +72,7 @@ def load_recipe(
         raise ConfigError(f"a recipe is named by text or a path, got {type(source).__name__}; write it to a YAML file")
     path = _find(source, resume=resume)
     name = path.stem if path == Path(source) else str(source)
-    raw = _merged(path, name, ())
+    raw = recipe_there(path, _read) if _names_run(source) else _merged(path, name, ())
     raw.setdefault("name", name)
     given = deepcopy(raw)
     pairs, faults = pairs_of(overrides)
@@ -87,7 +87,7 @@ def load_seeds(
     source: str | Path, overrides: Iterable[str] | Mapping[str, Any], seeds: Iterable[int]
 ) -> dict[int, Recipe]:
     """The recipe once for every seed."""
-    if is_run(source) and str(source) not in library():
+    if _names_run(source):
         raise ConfigError(f"{source} is one run, but --seeds begins one for each seed; leave it out, or name a recipe")
     overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
     found, faults = pairs_of(overrides)
@@ -102,7 +102,7 @@ def load_seeds(
 def place_of(source: object, folder: str | Path | None, *, resume: bool) -> Path | None:
     """The folder asked for; a run that is resumed by its folder stays in it."""
     asked = None if folder is None else Path(folder)
-    if not (resume and is_run(source)) or str(source) in library():
+    if not (resume and _names_run(source)):
         return asked
     place = Path(str(source))
     if asked is not None and asked.resolve() != place.resolve():
@@ -111,6 +111,11 @@ def place_of(source: object, folder: str | Path | None, *, resume: bool) -> Path
             "(in Python: folder)"
         )
     return place
+
+
+def _names_run(source: object) -> bool:
+    """Whether this is the folder of a run, and no name of the library: a name is a recipe whatever lies there."""
+    return is_run(source) and str(source) not in library()
 
 
 def _drop_bands(raw: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -176,9 +181,9 @@ def _find(source: str | Path, *, resume: bool = False) -> Path:
         if not path.is_file():
             raise ConfigError(f"there is no recipe file {path}")
         return path
+    if _names_run(source):
+        return recipe_file(source, resume=resume)
     if str(source) not in library():
-        if is_run(source):
-            return recipe_file(source, resume=resume)
         if path.is_dir():
             raise ConfigError(f"{source} is a folder, neither a recipe nor a run: it has no run.json")
         raise ConfigError(unknown("recipe", str(source), recipe_names(), more=" (see `flatrock ls recipes`)"))

@@ -220,6 +220,13 @@ def as_evaluated(path: Path, recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"evaluate": now.evaluate}) if recipe_hash(now) == recipe_hash(recipe) else recipe
 
 
+def with_attacks(own: Recipe, asked: Recipe) -> Recipe:
+    """The recipe of a run with the evaluations that one asks for which trains the same; itself if they are alike."""
+    if own.evaluate == asked.evaluate:
+        return own
+    return own.model_copy(update={"evaluate": asked.evaluate, "about": asked.about})  # bands are of attacks
+
+
 def evaluated_recipe(source: Source, which: str = "auto") -> Recipe:
     """The recipe that a checkpoint is evaluated by."""
     path, _, meta = open_checkpoint(source, which)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatrock.core.errors import StateError
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.runs import Run
-from flatrock.engine.folder import ENDED, RunFolder
+from flatrock.engine.folder import ENDED, RunFolder, changed_paths
 from flatrock.engine.intact import faults, instead
 from flatrock.engine.told import tell_all
 from flatrock.recipes.filled import unlike
 from flatrock.recipes.pieces import DEFAULT_RUNS, recipe_hash
-from flatrock.recipes.restore import stored_recipe
+from flatrock.recipes.restore import stored_keys, stored_recipe, trained_recipe, with_attacks
+from flatrock.recipes.resumed import recipe_beside_weights
 from flatrock.recipes.schema import Recipe
 from flatrock.workflows.results import take_attacks
 
@@ -41,10 +42,57 @@ def finished_before(recipe: Recipe, place: Path | None, progress: Progress | Non
             "back from a copy. Its weights can be evaluated and loaded all the same"
         ) from error
     tell_all(f"{folder.path} is {run.status}: there is nothing left to train", listener, inside=-1)
-    if folder.recipe.is_file():  # other attacks are no other run, and what is asked for now counts
-        with folder.locked("writing the recipe of"):
-            take_attacks(folder, recipe, listener)
+    with folder.locked("writing the recipe of"):
+        if _told_lost(folder, listener):
+            _mend_recipe(folder, recipe)
+        take_attacks(folder, recipe, listener)  # other attacks are no other run, and what is asked for now counts
     return run
+
+
+def as_trained(recipe: Recipe, place: Path | None, progress: Progress | None) -> Recipe:
+    """The recipe to resume a run with: of one that has ended, with the choices that its weights were trained by.
+
+    Nothing is left to train, so its files must not say that it was trained otherwise. What is to be evaluated, and
+    where a helper lies, may have changed since.
+    """
+    folder = RunFolder(place or DEFAULT_RUNS / recipe.name)
+    if folder.metrics.is_file():  # one that was killed before that had no recipe.yaml yet
+        _told_lost(folder, progress or Silent())
+    if _status(folder) not in ENDED or folder.owner() != recipe_hash(recipe) or (own := _own(folder)) is None:
+        return recipe
+    now = with_attacks(own, recipe).model_copy(update={"objective": recipe.objective})
+    there, asked = ({key: one.resolved()[key] for key in ("name", "engine", "train")} for one in (own, recipe))
+    if ignored := changed_paths(asked, there):
+        said = f"{folder.path} is {_status(folder)} and stays as it was trained; not taken over:"
+        tell_all("\n  ".join([said, *ignored]), progress or Silent(), inside=-1)
+    return now
+
+
+def _told_lost(folder: RunFolder, listener: Progress) -> bool:
+    """Whether recipe.yaml is lost or damaged, which is told: attacks that were named late may have been only there."""
+    try:
+        stored_keys(folder)
+    except StateError:
+        listener.say(f"{folder.recipe} cannot be read and is written again; look whether `evaluate` is as you want it")
+        return True
+    return False
+
+
+def _mend_recipe(folder: RunFolder, recipe: Recipe) -> None:
+    """Write recipe.yaml again: as the weights have it, else as it is asked for."""
+    import yaml
+
+    folder.write_recipe(yaml.safe_dump((_own(folder) or recipe).resolved(), sort_keys=False))
+
+
+def _own(folder: RunFolder) -> Recipe | None:
+    """The recipe a run was trained with, by its file or else its weights; None if neither can be read."""
+    try:
+        return stored_recipe(folder, Silent())
+    except (StateError, ConfigError):
+        kept = recipe_beside_weights(folder)
+    own = None if kept is None else trained_recipe(kept, f"the recipe stored in {folder.path}", Silent())
+    return own if own is not None and recipe_hash(own) == folder.owner() else None
 
 
 def tell_damaged(run: Run, progress: Progress | None) -> None:

@@ -26,7 +26,7 @@ from flatrock.recipes.filled import in_full
 from flatrock.recipes.further import options_of, surrogates, where_of
 from flatrock.recipes.load import library, load_recipe
 from flatrock.recipes.pieces import recipe_hash
-from flatrock.recipes.restore import stored_recipe
+from flatrock.recipes.restore import stored_recipe, with_attacks
 from flatrock.recipes.schema import Further, Recipe
 from flatrock.workflows.results_further import Answers, answers
 from flatrock.workflows.results_score import score_of
@@ -273,5 +273,4 @@ def take_attacks(folder: RunFolder, recipe: Recipe, progress: Progress | None = 
         for journal in journals.values():  # of a process killed before its first batch, it names the old attacks
             discard_empty(journal)
     if others or own.evaluate.more != recipe.evaluate.more:
-        now = own.model_copy(update={"evaluate": recipe.evaluate, "about": recipe.about})  # bands are of attacks
-        folder.write_recipe(yaml.safe_dump(now.resolved(), sort_keys=False))
+        folder.write_recipe(yaml.safe_dump(with_attacks(own, recipe).resolved(), sort_keys=False))

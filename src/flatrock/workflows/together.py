@@ -112,7 +112,7 @@ def train_together(
     if resume and not overwrite and not RunFolder(place).in_use():  # told here: who begins processes is who asked
         tell_anew(RunFolder(place), progress or Silent())
         resume = False
-    if resume and not overwrite:
+    if resume and not overwrite and not RunFolder(place).ended():
         tell_changed(origins(recipe), RunFolder(place), progress or Silent())
     with TemporaryDirectory(prefix="flatrock-") as rendezvous:
         orders = Orders(

@@ -19,7 +19,7 @@ from flatrock.engine.loop import OnEpoch, train
 from flatrock.recipes.build import build_job
 from flatrock.recipes.load import load_recipe, place_of
 from flatrock.recipes.schema import Recipe
-from flatrock.workflows.finished import finished_before, tell_damaged
+from flatrock.workflows.finished import as_trained, finished_before, tell_damaged
 from flatrock.workflows.together import train_together
 
 
@@ -39,7 +39,7 @@ def train_recipe(
     """Load, build and train; bad input raises before anything is written.
 
     With `resume` a run, or its folder, may stand for the recipe: it goes on where it is, as it began. One that has
-    finished is returned as it is, also if its states were deleted.
+    finished is returned as it is, also if its states were deleted; only what it is evaluated by may be another.
     Several devices share every batch, a process on each; a script that asks for that does so behind
     `if __name__ == "__main__":`, because those processes read it, too.
     """
@@ -51,9 +51,11 @@ def train_recipe(
     source = recipe.folder if isinstance(recipe, Run) else recipe
     chosen = source if isinstance(source, Recipe) else load_recipe(source, written(overrides), resume=resume)
     devices, place = pick_devices(device), place_of(source, folder, resume=resume)
-    if resume and not overwrite and (done := finished_before(chosen, place, progress)) is not None:
-        tell_damaged(done, progress)
-        return done
+    if resume and not overwrite:
+        if (done := finished_before(chosen, place, progress)) is not None:
+            tell_damaged(done, progress)
+            return done
+        chosen = as_trained(chosen, place, progress)
     how: dict[str, Any] = {
         "folder": place,
         "data_folder": None if data_dir is None else Path(data_dir),
