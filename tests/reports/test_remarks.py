@@ -50,6 +50,21 @@ def test_where_rows_come_from_is_a_sentence_or_a_list(tmp_path: Path) -> None:
     assert lines[where + 5].startswith("Times are ")
 
 
+def test_what_a_run_was_continued_with_is_told(tmp_path: Path) -> None:
+    engine = {"precision": "bfloat16", "compile": True, "twin": True}
+    reference = {"precision": "float32", "compile": False, "twin": False}
+    went_on = [
+        {"engine": {**engine, "precision": "float32"}},
+        {"engine": reference, "device": "cpu"},
+        {"device": "H100"},
+    ]
+    path = fake_run(tmp_path, "cifar10_short_at", FOUND, resumed=[{"commit": "fff", **again} for again in went_on])
+    page, _ = reported(tmp_path, path)
+    (line,) = [line for line in page.splitlines() if line.startswith("Trained at commit ")]
+    assert "precision bfloat16, twin True, continued with precision float32, continued on cpu with" in line
+    assert "on cpu with compile False and precision float32 and twin False, continued on H100 (`cifar10_" in line
+
+
 def test_notes_beside_the_file_are_on_the_page_once(tmp_path: Path) -> None:
     runs = [fake_run(tmp_path, name, FOUND) for name in ("cifar10_short_at", "cifar10_short_alp", "digits_at")]
     plain, said = reported(tmp_path, *runs)

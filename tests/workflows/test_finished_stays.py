@@ -11,12 +11,23 @@ from typing import Any
 import pytest
 import yaml
 from command_cases import flatrock, refusal
+from interrupted import Ends
 
 import flatrock as library
+from flatrock.core.progress import Silent
+from flatrock.workflows.results import collect_run
 
 KEYS: dict[str, Any] = {"train__epochs": 2, "data__limit": 200, "select__size": 20, "evaluate__attacks": ["pgd-2"]}
 # None of them is in the hash of a recipe.
 FREE = ("engine.precision=bfloat16", "name=foo", "train.save_seconds=5", "train.keep.every=1", "train.tensorboard=true")
+
+
+class Ears(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +109,39 @@ def test_more_epochs_are_another_recipe_as_ever(run: Path) -> None:
     before = said_by(run)
     assert "train.epochs: 2 there, 3 asked for" in refusal(flatrock("train", run, "train.epochs=3", "--resume"))
     assert said_by(run) == before
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run that was interrupted in its second epoch."""
+    with pytest.raises(KeyboardInterrupt):
+        library.train("digits_standard", folder=tmp_path / "stopped", progress=Ends(7, KeyboardInterrupt), **KEYS)
+    return tmp_path / "stopped"
+
+
+def test_another_precision_is_told_when_a_run_goes_on_and_in_its_row(stopped: Path) -> None:
+    with pytest.warns(
+        UserWarning, match="stopped continues in bfloat16, began in float32; run.json and its row"
+    ) as told:
+        library.train(stopped, resume=True, device="cpu", engine__precision="bfloat16")
+    assert told[0].filename == __file__
+    about = collect_run(stopped).provenance
+    assert about["engine"]["precision"] == "float32"
+    assert [again["engine"]["precision"] for again in about["continued"]] == ["bfloat16"]
+
+
+def test_the_same_precision_is_nothing_to_tell(stopped: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        library.train(stopped, resume=True, device="cpu")
+    assert "continued" not in collect_run(stopped).provenance
+
+
+def test_processes_that_train_together_tell_it_once(tmp_path: Path) -> None:
+    """They are told apart by their listeners: the one that leads is heard."""
+    how: dict[str, Any] = {**KEYS, "train__epochs": 6, "folder": tmp_path / "run", "device": ["cpu", "cpu"]}
+    with pytest.raises(KeyboardInterrupt):
+        library.train("digits_standard", progress=Ends(7, KeyboardInterrupt), **how)
+    ears = Ears()
+    library.train("digits_standard", resume=True, progress=ears, engine__precision="bfloat16", **how)
+    assert sum("continues in bfloat16, began in float32" in text for text in ears.said) == 1

@@ -117,6 +117,19 @@ def test_resumptions_are_told(tmp_path: Path) -> None:
     assert row.findings == ("T01 the network is not compiled",)
 
 
+def test_other_engines_and_devices_that_went_on_are_told(tmp_path: Path) -> None:
+    """Those alike the first are not, nor twice the same; rows without any are as they were before there was this."""
+    other = {**CERTIFICATE["engine"], "precision": "float32"}  # type: ignore[dict-item]
+    went_on = [CERTIFICATE, {**CERTIFICATE, "engine": other}, {**CERTIFICATE, "engine": other}]
+    went_on += [{**CERTIFICATE, "device": "cpu"}, {"commit": "fff"}]
+    row = collect_run(fake_run(tmp_path / "a", NAME, FOUND, resumed=went_on))
+    assert row.provenance["continued"] == [{"engine": other}, {"device": "cpu"}]
+    assert len(row.provenance["resumed"]) == 5
+    assert same(Row.from_dict(json.loads(json.dumps(row.to_dict()))), row)
+    plain = collect_run(fake_run(tmp_path / "b", NAME, FOUND, resumed=[CERTIFICATE]))
+    assert "continued" not in plain.provenance and plain.provenance["resumed"] == [CERTIFICATE["commit"]]
+
+
 def test_a_failed_run_has_a_row_without_numbers(tmp_path: Path) -> None:
     row = collect_run(fake_run(tmp_path, NAME, FOUND, status="failed"))
     assert (row.status, row.scores, row.comparable) == ("failed", {}, False)

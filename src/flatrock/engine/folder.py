@@ -188,6 +188,13 @@ class RunFolder:
         how = "wait for it" if why == AT_WORK else "train on with --resume"
         return f"({why}); {how}" if why else ""
 
+    def began(self) -> Mapping[str, Any]:
+        """Provenance of the run's beginning; empty if run.json does not say."""
+        try:
+            return dict(self.read_info().get("provenance", {}))
+        except StateError:
+            return {}
+
     def resumptions(self) -> list[Any]:
         """Provenance of each time the run was resumed; empty if run.json does not say."""
         try:

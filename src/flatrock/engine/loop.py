@@ -25,7 +25,7 @@ from flatrock.engine.follow import check_together, hand_out, over, spent, take_s
 from flatrock.engine.job import Job, ProbeOutcome
 from flatrock.engine.memory import note_memory, probed
 from flatrock.engine.state import TrainState, check_finite, restore_state, save_state
-from flatrock.engine.told import tell_anew, tell_changed, tell_findings
+from flatrock.engine.told import tell_anew, tell_findings, tell_resumed
 from flatrock.engine.verdict import coded, doubts
 from flatrock.engine.watch import Watch
 from flatrock.engine.writer import Writer
@@ -135,8 +135,8 @@ def _resumed(job: Job, folder: RunFolder, progress: Progress) -> TrainState:
                 )
     if over(job, state):
         progress.say(f"{folder.path}: there is nothing left to train")
-    elif job.team.alone:  # else whoever began the processes has told it
-        tell_changed(job.provenance.get("own", {}), folder, progress, inside=2)
+    else:
+        tell_resumed(job, folder, progress)
     folder.failure.unlink(missing_ok=True)
     folder.write_info(
         status="running", reason="", failed_batch=None, **_certificate(job), **_origins(job, folder, state)

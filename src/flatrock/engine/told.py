@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from flatrock.core.progress import Progress, Silent
 from flatrock.engine.folder import RunFolder
+from flatrock.engine.job import Job
 
 
 def tell_anew(folder: RunFolder, listener: Progress) -> None:
@@ -29,6 +30,20 @@ def tell_changed(own: Mapping[str, str], folder: RunFolder, progress: Progress, 
     if changed:
         since = "changed since the run was last at work; it goes on with what is there now"
         tell_all(f"{' and '.join(changed)} {since}, and run.json has the digests of both", progress, inside=inside)
+
+
+def tell_resumed(job: Job, folder: RunFolder, progress: Progress) -> None:
+    """Say what is not as it was when the run was last at work, or began; asked for by what `train` calls."""
+    if job.team.alone:  # else whoever began the processes has told it
+        tell_changed(job.provenance.get("own", {}), folder, progress, inside=3)
+    began, now = ((about.get("engine") or {}).get("precision") for about in (folder.began(), job.provenance))
+    if began in (None, now):
+        return
+    told = f"{folder.path} continues in {now}, began in {began}; run.json and its row of results name both"
+    if job.team.alone:
+        tell_all(told, progress, inside=2)
+    else:
+        progress.say(told)
 
 
 def tell_findings(folder: RunFolder, progress: Progress, findings: Sequence[str]) -> None:

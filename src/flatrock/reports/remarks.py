@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flatrock.core.one_test_set import other_samples
 from flatrock.core.rows import Row
@@ -65,10 +66,8 @@ def _origin(rows: Sequence[Row]) -> str:
     found: dict[str, list[str]] = {}
     for row in rows:
         about = row.provenance
-        engine = about.get("engine") or {}
-        how = ", ".join(f"{k} {v}" for k, v in engine.items())
         said = f"commit {about.get('commit')}, torch {about.get('torch')}, {about.get('device')}"
-        said += f", {str(about.get('time'))[:10]}{f', {how}' if how else ''}"
+        said = ", ".join([said, str(about.get("time"))[:10], *_settings(about.get("engine")), *_continued(about)])
         found.setdefault(said, []).append(row.recipe)
     named = [f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items()]
     every = (
@@ -81,3 +80,19 @@ def _origin(rows: Sequence[Row]) -> str:
         row.training.get("shared_epochs") or (row.main and row.scores[row.main].evaluated_beside) for row in rows
     )
     return f"{told} Those in brackets may be longer for other processes that had the same GPU open." if shared else told
+
+
+def _settings(engine: Mapping[str, Any] | None, *, other_than: Mapping[str, Any] | None = None) -> list[str]:
+    """How steps were computed: what is not as in another engine, if one is named."""
+    known = other_than or {}
+    return [f"{k} {v}" for k, v in (engine or {}).items() if k not in known or known[k] != v]
+
+
+def _continued(about: Mapping[str, Any]) -> list[str]:
+    """What a run was continued with after interruptions, where it is not what it began with."""
+    told = []
+    for again in about.get("continued", ()):
+        place = [f"on {again['device']}"] if "device" in again else []
+        how = _settings(again.get("engine"), other_than=about.get("engine"))
+        told.append(f"continued {' '.join([*place, *(['with'] if how else []), ' and '.join(how)]).strip()}")
+    return told

@@ -29,17 +29,13 @@ from flatrock.recipes.pieces import recipe_hash
 from flatrock.recipes.restore import stored_recipe, with_attacks
 from flatrock.recipes.schema import Further, Recipe
 from flatrock.workflows.results_further import Answers, answers
+from flatrock.workflows.results_origin import SOURCES, origin
 from flatrock.workflows.results_score import score_of
 
 PROTOCOL = re.compile(r"([a-z0-9]+_(?:short|full|flagship))(?:_|$)")
 CHECKPOINTS = ("best", "last", "average-best", "average-last")
-# Those of a run's provenance that say how to ask the same question again; `resumed` is added where it was.
-CERTIFICATE = ("commit", "flatrock", "torch", "python", "device", "time", "engine")
 # The overrides of runs whose best epoch is chosen on the test set, as papers choose it.
 ON_TEST = {"select.data": "test", "data.held_out": 0}
-# What a run may be built on, by its name in provenance, and the key that names it.
-SOURCES = {"helper": "objective.helper", "start": "model.weights"}
-PERHAPS = (*SOURCES, "training_set")  # not of every run
 
 
 def collect_run(path: Path, progress: Progress | None = None) -> Row:
@@ -53,7 +49,6 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
     folder.check_ended()
     run, recipe = folder.run(), stored_recipe(folder, progress)
     certificate = dict(info.get("provenance", {}))
-    resumed = [str(again.get("commit")) for again in info.get("resumed", [])]
     name = str(info.get("name", recipe.name))
     scores = {} if run.status == "failed" else _scores(path, str(info["recipe_hash"]), run, recipe)
     return Row(
@@ -76,8 +71,7 @@ def collect_run(path: Path, progress: Progress | None = None) -> Row:
             **_shared(run),
         },
         findings=tuple(info.get("findings", ())),
-        provenance={k: certificate.get(k) for k in CERTIFICATE}
-        | {k: v for k, v in {"resumed": resumed, **{k: certificate.get(k) for k in PERHAPS}}.items() if v},
+        provenance=origin(certificate, info.get("resumed", [])),
         scores=scores,
         own=recipe.name not in library(),
     )
