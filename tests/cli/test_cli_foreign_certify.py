@@ -106,7 +106,7 @@ def test_another_model_does_not_go_on_with_it(here: Path, finished: bool) -> Non
     before = mine.read_bytes()
     edited = MODULE.replace("nn.ReLU()", "nn.Tanh()")
     for text, other, told in (
-        (MODULE, "Shifted", "model"),
+        (MODULE, "Shifted", "model, model_code"),
         (edited, "net", "clean answers"),
     ):
         sys.modules.pop("foreign_module", None)

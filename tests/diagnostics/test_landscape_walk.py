@@ -136,7 +136,7 @@ def test_weights_buffers_modes_and_random_state_come_back(fails_at: int | None) 
     else:
         calls = 0
 
-        def broken(moved: nn.Module, *_: object) -> Tensor:
+        def broken(moved: nn.Module, *_: object, **__: object) -> Tensor:
             nonlocal calls
             calls += 1
             if calls < fails_at:
