@@ -158,7 +158,7 @@ def test_before_training_and_in_what_it_leaves(tmp_path: Path) -> None:
     assert run.findings[:2] == tuple(heard.said[:2])
     again = Told()
     assert train_recipe(recipe, folder=tmp_path / "run", device="cpu", progress=again, resume=True) == run
-    assert again.said == [], "once"
+    assert again.said == [f"{tmp_path / 'run'}: there is nothing left to train"], "notes are told once"
 
 
 def test_by_check() -> None:
