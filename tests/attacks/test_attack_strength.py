@@ -209,6 +209,8 @@ def test_a_class_that_is_masked_changes_no_margin() -> None:
     z = torch.tensor([[1.0, 1.00001], [1.0, 1.1], [1.0, 0.9]])
     masked = torch.cat([z, torch.full((3, 1), -1e9)], 1)
     assert safely_broken(masked, y).tolist() == safely_broken(z, y).tolist() == [False, True, False]
+    near = torch.tensor([[0.0, 1e-7, -15.0], [0.0, 1e-2, -15.0]])
+    assert safely_broken(near, y[:2]).tolist() == [False, True], "rounding is not that of logits which happen to be 0"
     of_masked = torch.cat([z, torch.full((3, 1), -torch.inf)], 1)
     assert safely_broken(of_masked, y).all(), "an answer that is not finite is none"
 

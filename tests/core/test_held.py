@@ -155,3 +155,40 @@ def test_code_without_a_file_is_known_by_what_it_does() -> None:
     for change in [*both, *one, ("x + 1", "x + 2")]:
         moved = [a != b for a, b in zip(typed(TYPED.replace(*change)), first, strict=True)]
         assert moved == [change in both, change in both + one, change[0] == "x + 1"], change
+
+
+class Key:
+    """In a set its place follows from where it lies in memory."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+def test_a_set_is_in_no_order() -> None:
+    digests = set()
+    for ballast in range(20):
+        kept = [object() for _ in range(7 * ballast)]
+        keys = [Key(i) for i in range(6)]
+        digests.add(held_digest(closing({"a": set(keys), "b": [keys[0], keys[3]]}), {}))
+        del kept
+    assert len(digests) == 1
+
+
+def test_things_without_end_and_without_values_have_digests() -> None:
+    """Of what lies too deep, wherever it is asked from, or cannot be read the kind is told."""
+
+    def chain(length: int, last: int = 0) -> Any:
+        return Point(chain(length - 1, last)) if length else last
+
+    def deeper(calls: int, thing: Any) -> str | None:
+        return deeper(calls - 1, thing) if calls else held_digest(still, {"deep": thing})
+
+    assert deeper(0, chain(400)) == deeper(300, chain(400)) is not None
+    assert held_digest(still, {"deep": chain(5, 1)}) != held_digest(still, {"deep": chain(5, 2)})
+    assert held_digest(still, {"net": nn.LazyLinear(3)}) is not None
+    odd = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    assert held_digest(still, {"odd": odd}) is not None
+
+
+def still(x: Any) -> Any:
+    return x

@@ -129,7 +129,7 @@ class OnGrid(nn.Linear):
     [
         (
             OnGrid(),
-            r"fails on others of shape \(\d+, 5\) on cpu: ValueError: not on the grid; let it answer every input in",
+            r"fails on others of shape \(\d+, 5\), torch.float32 on cpu: ValueError: not on the grid; let it",
         ),
         (
             OnGrid(columns=2),

@@ -224,3 +224,63 @@ def test_an_evaluation_does_not_go_on_with_another_tensor(
     assert asked(delta, resume=True).provenance["time"] == first.provenance["time"], "the result that is there"
     with pytest.raises(StateError, match="different: attacks"):
         asked(-delta, resume=True)
+
+
+class Few(nn.Module):
+    """Takes a few rows at once and no more."""
+
+    def __init__(self, inner: nn.Module, rows: int) -> None:
+        super().__init__()
+        self.inner, self.rows = inner, rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        logits: Tensor = self.inner(x)
+        return logits
+
+
+@pytest.mark.parametrize("size", [None, 8, 1])
+def test_a_network_of_small_batches_is_asked_in_small_batches(
+    digits_model: nn.Module, samples: tuple[Tensor, Tensor], size: int | None
+) -> None:
+    x, y = samples
+    asked: dict[str, Any] = {"attacks": [steps], "doubt": False}
+    result = flatrock.evaluate(Few(digits_model, size or 8), x, y, THREAT, batch_size=size, **asked)
+    assert torch.equal(result.worst, flatrock.evaluate(digits_model, x, y, THREAT, **asked).worst)
+
+
+class Keeps:
+    """Keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.seen = torch.zeros(1)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any, **_: Any) -> Tensor:
+        self.seen = x.clone()
+        return x.clone()
+
+
+def test_an_attack_is_described_as_it_was_before_it_ran(
+    digits_model: nn.Module, samples: tuple[Tensor, Tensor]
+) -> None:
+    asked: dict[str, Any] = {"doubt": False, "batch_size": 16}
+    found = [flatrock.evaluate(digits_model, *samples, THREAT, attacks=[Keeps()], **asked).attacks for _ in range(2)]
+    assert found[0] == found[1] and "holds" in found[0]["Keeps"]
+    kept = Keeps()
+    assert flatrock.evaluate(digits_model, *samples, THREAT, attacks=[kept], **asked).attacks == found[0]
+    assert len(kept.seen) > 1
+
+
+def asks_wrongly(model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any) -> Tensor:
+    model(x.flatten(1))
+    return x
+
+
+def test_the_line_that_asked_the_model_is_named(
+    digits_model: nn.Module, samples: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    said = r"attack 'asks_wrongly': .* got \[40, 64\]; .* \(test_own_attack_traces.py:\d+\)"
+    with pytest.raises(ModelError, match=said):
+        flatrock.evaluate(digits_model, *samples, THREAT, attacks=[asks_wrongly])

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
+from flatrock.core.guests import told_code
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
@@ -152,3 +154,14 @@ def test_torch_s_own_layers_have_no_code_to_tell() -> None:
     x, y = data()
     found = evaluate(nn.Sequential(nn.Linear(6, 4)).eval(), x, y, Linf(0.05), attacks=["fgsm"])
     assert "model_code" not in found.provenance
+
+
+class Mine(nn.Linear):
+    """A layer of one's own."""
+
+
+def test_own_layers_are_found_where_torch_derives_from_them() -> None:
+    this = {"file": Path(__file__).name, "sha256": sha256(Path(__file__).read_bytes())}
+    for network in (Mine(3, 2), nn.Sequential(nn.ReLU(), Mine(3, 2)), weight_norm(Mine(3, 2))):
+        assert told_code(network) == {"model_code": [this]}
+    assert told_code(weight_norm(nn.Linear(3, 2)), None) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -209,11 +210,10 @@ def test_the_model_itself_is_refused_and_a_relative_is_not() -> None:
     ("model", "surrogate"),
     [
         (Defended(0.1), Defended()),
-        (Defended(0.1), Defended(0.1)),
         (Defended(levels=8), Defended(levels=8, through=True)),
         (Defended(levels=8), Defended()),
     ],
-    ids=["without noise", "other noise", "through rounding", "without rounding"],
+    ids=["without noise", "through rounding", "without rounding"],
 )
 def test_a_defence_is_attacked_on_its_own_network_without_it(model: nn.Module, surrogate: nn.Module) -> None:
     asked = {**question(), "model": model.eval(), "surrogate": surrogate.eval()}
@@ -221,6 +221,15 @@ def test_a_defence_is_attacked_on_its_own_network_without_it(model: nn.Module, s
     assert result.per_attack["transfer-pgd-5"] < result.clean
     with pytest.raises(ConfigError, match="model's own weights"):
         evaluate(**{**asked, "surrogate": model}, attacks=["transfer-pgd-5"])
+
+
+@pytest.mark.parametrize("model", [Defended(0.1), Defended(levels=8), nn.Sequential(Defended())])
+def test_a_copy_of_the_model_is_no_surrogate(model: nn.Module) -> None:
+    """One that answers at random neither, though its draws are its own."""
+    asked = {**question(), "model": model.eval()}
+    for same in (copy.deepcopy(model), nn.Sequential(copy.deepcopy(model)).eval()):
+        with pytest.raises(ConfigError, match="model's own weights"):
+            evaluate(**{**asked, "surrogate": same}, attacks=["transfer-pgd-5"])
 
 
 # Records

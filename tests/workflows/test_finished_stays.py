@@ -59,15 +59,27 @@ def test_it_stays_as_it_was_trained(run: Path, word: str, states: bool) -> None:
     assert said_by(run) == before and "resumed" not in json.loads(before[1])
 
 
-def test_what_is_not_taken_over_is_told(run: Path) -> None:
-    with pytest.warns(
-        UserWarning, match=r"is finished and stays as it was trained; not taken over:\n  engine\."
-    ) as told:
+@pytest.mark.parametrize("states", [True, False], ids=["with states", "without"])
+def test_what_is_not_taken_over_is_told(run: Path, states: bool) -> None:
+    for file in () if states else run.glob("state*"):
+        file.unlink()
+    ignored = r"has ended and stays as it was trained; not taken over:\n  engine\."
+    with pytest.warns(UserWarning, match=ignored) as told:
         library.train(run, resume=True, device="cpu", engine__precision="bfloat16")
-    assert told[0].filename == __file__
+    assert {one.filename for one in told} == {__file__}
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message=".*not taken over")
         library.train(run, resume=True, device="cpu")
+
+
+def test_one_that_was_killed_after_its_last_epoch_stays_too(run: Path) -> None:
+    recipe = (run / "recipe.yaml").read_text()
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "status": "interrupted"}))
+    done = flatrock("train", run, *FREE, "--resume", "--device", "cpu")
+    assert done.exit_code == 0 and "not taken over" in done.output
+    assert (run / "recipe.yaml").read_text() == recipe
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
 
 
 def test_only_what_is_evaluated_changes(run: Path) -> None:

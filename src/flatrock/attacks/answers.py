@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
 from flatrock.core.device import memory_is_short
 from flatrock.core.errors import FlatrockError, ModelError, in_words
+from flatrock.core.guests import raised_at
 
 
 def answer(model: Callable[[Tensor], Tensor], x: Tensor, classes: int | None) -> Tensor:
@@ -18,8 +20,8 @@ def answer(model: Callable[[Tensor], Tensor], x: Tensor, classes: int | None) ->
         if isinstance(error, FlatrockError) or memory_is_short(error):
             raise
         raise ModelError(
-            f"the model answers the clean inputs, but fails on others of shape {tuple(x.shape)} on {x.device}: "
-            f"{in_words(error)}; let it answer every input in [0, 1], in batches of any size"
+            f"the model answers the clean inputs, but fails on others of shape {tuple(x.shape)}, {x.dtype} on "
+            f"{x.device}: {in_words(error)}; let it answer every input in [0, 1], in batches of any size"
         ) from error
     if classes is not None and logits.shape != (len(x), classes):
         raise ModelError(
@@ -27,3 +29,14 @@ def answer(model: Callable[[Tensor], Tensor], x: Tensor, classes: int | None) ->
             f"{tuple(logits.shape)}; let it return the same classes for every input in [0, 1]"
         )
     return logits
+
+
+@contextmanager
+def named(attack: str) -> Iterator[None]:
+    """A model that does not answer what an attack asks is told which one that was, and the user's line that asked."""
+    try:
+        yield
+    except ModelError as error:
+        if str(error).startswith("attack "):
+            raise
+        raise ModelError(f"attack {attack!r}: {error}{raised_at(error)}") from error

@@ -18,6 +18,8 @@ STARTS = ("uniform", "gaussian", "zero")
 BOXES = ("last", "first")
 # A sample leaves the batch early only if it is wrong by more than rounding can undo (relative to its logits).
 SAFE_MARGIN = 1e-4
+# Logits beyond it that are neither the largest nor the true class's are masks or off the scale: nothing rounds as they.
+USUAL = 100.0
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,11 @@ def classified_right(logits: Tensor, y: Tensor) -> Tensor:
 def safely_broken(logits: Tensor, y: Tensor) -> Tensor:
     """Misclassified by a margin that batching and rounding cannot undo, or not finite.
 
-    Rounding is that of the two logits compared: a class that is masked by -1e9 says nothing of theirs.
+    Rounding grows with the logits; but a class that is masked by -1e9 says nothing of the other ones.
     """
-    top, own = logits.amax(1), logits.gather(1, y[:, None]).squeeze(1)
-    size = torch.maximum(top.abs(), own.abs())
-    return (top - own > SAFE_MARGIN * size) | ~(logits.abs().amax(1) < torch.inf)
+    top, own, largest = logits.amax(1), logits.gather(1, y[:, None]).squeeze(1), logits.abs().amax(1)
+    size = torch.maximum(torch.maximum(top.abs(), own.abs()), largest.clamp(max=USUAL))
+    return (top - own > SAFE_MARGIN * size) | ~(largest < torch.inf)
 
 
 def start_point(x: Tensor, threat: Threat, gen: SampleGen, *, start: str, noise: float) -> Tensor:

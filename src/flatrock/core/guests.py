@@ -193,9 +193,10 @@ def told_code(*networks: nn.Module | None) -> dict[str, list[dict[str, str]]]:
     Code may change gradients alone, which weights and clean answers do not tell. A script that runs now is edited for
     many reasons: of one the layer's own source counts.
     """
-    layers = [module for network in networks if network is not None for module in network.modules()]
-    kinds = {type(layer) for layer in layers if type(layer).__module__.partition(".")[0] not in ("torch", "flatrock")}
-    found = sorted({json_text(told) for kind in kinds if (told := _source(kind))})
+    layers = {type(layer) for network in networks if network is not None for layer in network.modules()}
+    kinds = {kind for layer in layers for kind in layer.__mro__}  # a parametrized layer is of a class of torch's own
+    own = (kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "flatrock", "builtins"))
+    found = sorted({json_text(told) for kind in own if (told := _source(kind))})
     return {MODEL_CODE: [json.loads(text) for text in found]} if found else {}
 
 

@@ -28,6 +28,7 @@ from flatrock.core.tensorfile import tensors_digest, weights_digest
 _ITSELF = "__class__"
 _WRITTEN = ("__call__", "__post_init__")
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+DEEPEST = 40  # of what lies deeper within each other the kind alone is told
 
 
 def held_digest(thing: object, options: Mapping[str, Any]) -> str | None:
@@ -108,6 +109,7 @@ class _Told:
     def __init__(self) -> None:
         self._met: dict[int, int] = {}
         self._kept: list[object] = []  # a thing that were freed would leave its id to another
+        self._depth = 0
 
     def of(self, value: object) -> Any:
         """The same for the same contents, in any process."""
@@ -117,6 +119,15 @@ class _Told:
             return ["again", self._met[id(value)]]
         self._met[id(value)] = len(self._met)
         self._kept.append(value)
+        self._depth += 1
+        try:
+            return ["deep", _name(type(value))] if self._depth > DEEPEST else self._parts(value)
+        except Exception:  # of what cannot be read, such as a network that is not made yet, the kind alone
+            return ["kind", _name(type(value))]
+        finally:
+            self._depth -= 1
+
+    def _parts(self, value: object) -> Any:
         if isinstance(value, Tensor):
             return ["tensor", str(value.dtype), list(value.shape), None if value.is_meta else _tensor_digest(value)]
         if isinstance(value, nn.Module):
@@ -128,7 +139,7 @@ class _Told:
         if isinstance(value, list | tuple):
             return [self.of(one) for one in value]
         if isinstance(value, set | frozenset):
-            return ["set", sorted((self.of(one) for one in value), key=json_text)]
+            return ["set", sorted((_Told().of(one) for one in value), key=json_text)]  # in no order: each by itself
         return self._code(value) if isinstance(value, FunctionType | type | CodeType) else self._object(value)
 
     def _object(self, value: object) -> Any:

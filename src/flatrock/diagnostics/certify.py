@@ -93,7 +93,8 @@ def _check_alone(voter: Voter, x: Tensor, seed: Seed) -> None:
         raise ModelError(
             "the model's answer to an input depends on the other inputs of its batch (leads over other classes differ "
             f"by {100 * apart:.2g} % of the widest), so its votes prove nothing; take nothing from the batch in eval "
-            "mode, neither mean nor statistics (BatchNorm with track_running_stats=True)"
+            "mode, neither mean nor statistics (BatchNorm with track_running_stats=True) nor a scale (dynamic "
+            "quantization)"
         )
 
 

@@ -147,7 +147,8 @@ def check_random(
                 "the model's answer to an input depends on the other samples of its batch (leads differ by "
                 f"{100 * apart:.2g} % of the widest); the number holds for these batches only",
                 "votes do not help: take nothing from the batch in eval mode, neither mean nor statistics "
-                "(BatchNorm with track_running_stats=True), or evaluate one sample at a time, --batch-size 1",
+                "(BatchNorm with track_running_stats=True) nor a scale (dynamic quantization), or evaluate "
+                "one sample at a time, --batch-size 1",
             )
         ]
     seen = f"the model answers the same input differently (leads differ by {100 * apart:.2g} % of the widest)"

@@ -84,10 +84,11 @@ def evaluate(
         logits, margins = exam.clean_pass()
         check_answers(exam, classes := logits.shape[1])
         steps = make_plan(attacks, classes=classes, surrogate=other, threat=threat)
+        asked = {s.label: described(s.attack, threat) for s in steps}  # an own attack may be another once it has run
         crafted, note = choose_crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
         findings = [*at_first, *check_marks(marks), *doubts_before(exam, steps, logits, note)]
-        identity = {} if journal is None else _identity(exam, steps, seed, crafted, margins)
+        identity = {} if journal is None else _identity(exam, asked, seed, crafted, margins)
         told |= question(identity, doubt=doubt)
         if resume and not keep_adversarial and (known := _known(journal, told, identity, marks, progress)):
             return known
@@ -95,13 +96,12 @@ def evaluate(
         with kept as store, crew(exam, devices, attacks, classes, precision=precision, crafted=crafted) as workers:
             _run(exam, steps, tally, store, progress, workers, lookout)
             findings += doubts_after(steps, tally, classes=classes) + (doubts_deep(exam, tally) if doubt else [])
-            found = {**tally.kept(), "ids": exam.ids, "marks": marks}
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
-        attacks={s.label: described(s.attack, threat) for s in steps},
+        attacks=asked,
         findings=tuple(findings),
         provenance=_certificate(exam, seed, crafted, told | shared_by(devices) | _beside(tally, lookout)),
-        **found,
+        **{**tally.kept(), "ids": exam.ids, "marks": marks},
     )
 
 
@@ -181,7 +181,7 @@ def _ids(ids: Tensor | None, samples: int) -> Tensor | None:
     return None if torch.equal(known, torch.arange(samples)) else known
 
 
-def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str, margins: Tensor) -> dict[str, Any]:
+def _identity(exam: Exam, asked: Mapping[str, Any], seed: int, precision: str, margins: Tensor) -> dict[str, Any]:
     """What must be the same for an evaluation to go on, and what the model said to the clean inputs."""
     return {
         ANSWERS: None if exam.random else answers(margins),  # which of a network that answers at random tell nothing
@@ -189,7 +189,7 @@ def _identity(exam: Exam, steps: Sequence[Step], seed: int, precision: str, marg
         "model": weights_digest(exam.model),
         "surrogate": None if exam.surrogate is None else weights_digest(exam.surrogate.inner),
         **({} if exam.ids is None else {"ids": digest({"ids": exam.ids.contiguous()}, "")}),
-        "attacks": {s.label: described(s.attack, exam.threat) for s in steps},
+        "attacks": asked,
         "threat": [exam.threat.norm, exam.threat.eps],
         "flatrock": VERSION,
         "seed": Seed(seed).key,

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.answers import answer
+from flatrock.attacks.answers import answer, named
 from flatrock.attacks.craft import answered, check_crafted, craft
 from flatrock.attacks.gradient import judges_last
 from flatrock.attacks.losses import margin
@@ -23,7 +23,6 @@ from flatrock.attacks.transfer import Transfer
 from flatrock.attacks.written import is_ours
 from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.device import memory_is_short
-from flatrock.core.errors import ModelError
 from flatrock.core.rng import SampleGen, Seed, kept_global_rng
 from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
@@ -39,7 +38,7 @@ from flatrock.models.sizes import Filled
 T = TypeVar("T")
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
-FEW = 32  # inputs by whose answers a network is known again: they fit wherever an attack does
+FEW = 32  # inputs by whose answers a network is known again
 # A nearest point lies where rounding decides; one that a second pass calls right is moved this much further out.
 OUTWARDS = (1.001, 1.01)
 
@@ -139,7 +138,7 @@ class Exam:
         """Try one attack on the first batch of these samples."""
 
         def work(part: Tensor) -> Chunk:
-            with self.drawing(step.label, part), self._guarded(step), _named(step):
+            with self.drawing(step.label, part), self._guarded(step), named(step.label):
                 return self._attempt(step, part)
 
         return self.fitting(work, rows)
@@ -154,7 +153,7 @@ class Exam:
         """What a network answers to a few inputs; no attack made this pass."""
         rows = torch.arange(min(FEW, len(self.x)))
         with self.drawing(purpose, rows), torch.no_grad(), full_precision(self.device):
-            return network.aside(self.inputs(rows)[0])
+            return torch.cat([network.aside(part) for part in torch.split(self.inputs(rows)[0], self.batch_size)])
 
     @contextmanager
     def _guarded(self, step: Step) -> Iterator[None]:
@@ -269,15 +268,6 @@ class Exam:
             doubtful = refuted(doubtful)
         distances[doubtful] = torch.inf
         return points, distances
-
-
-@contextmanager
-def _named(step: Step) -> Iterator[None]:
-    """A model that does not answer what an attack asks is told which attack that was."""
-    try:
-        yield
-    except ModelError as error:
-        raise ModelError(f"attack {step.label!r}: {error}") from error
 
 
 @dataclass(frozen=True)

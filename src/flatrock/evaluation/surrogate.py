@@ -75,13 +75,13 @@ def _values(model: nn.Module) -> list[str]:
 
 
 def _one_function(exam: Exam, model: nn.Module, surrogate: nn.Module) -> bool:
-    """Whether both give the same answers and gradients at a few points of the balls, each with draws of its own."""
+    """Whether both give the same answers and gradients at a few points of the balls, if both draw the same."""
     rows = torch.arange(min(FEW, exam.x.shape[0]))
     x, y = exam.inputs(rows)
     x = (x + exam.threat.sample(x, exam.randomness("surrogate: points", rows))).clamp(0, 1)
-    with exam.drawing("surrogate: model", rows), full_precision(exam.device):
+    with exam.drawing("surrogate", rows), full_precision(exam.device):
         mine = _response(model, x, y)
-    with exam.drawing("surrogate: itself", rows), full_precision(exam.device):
+    with exam.drawing("surrogate", rows), full_precision(exam.device):
         theirs = _response(surrogate, x, y)
     if mine is None or theirs is None:
         return mine is theirs

@@ -45,6 +45,8 @@ def finished_before(recipe: Recipe, place: Path | None, progress: Progress | Non
     with folder.locked("writing the recipe of"):
         if _told_lost(folder, listener):
             _mend_recipe(folder, recipe)
+        elif (own := _own(folder)) is not None:
+            _tell_ignored(folder, own, recipe, listener)
         take_attacks(folder, recipe, listener)  # other attacks are no other run, and what is asked for now counts
     return run
 
@@ -58,14 +60,26 @@ def as_trained(recipe: Recipe, place: Path | None, progress: Progress | None) ->
     folder = RunFolder(place or DEFAULT_RUNS / recipe.name)
     if folder.metrics.is_file():  # one that was killed before that had no recipe.yaml yet
         _told_lost(folder, progress or Silent())
-    if _status(folder) not in ENDED or folder.owner() != recipe_hash(recipe) or (own := _own(folder)) is None:
+    if not _is_over(folder, recipe) or folder.owner() != recipe_hash(recipe) or (own := _own(folder)) is None:
         return recipe
-    now = with_attacks(own, recipe).model_copy(update={"objective": recipe.objective})
+    _tell_ignored(folder, own, recipe, progress or Silent())
+    return with_attacks(own, recipe).model_copy(update={"objective": recipe.objective})
+
+
+def _is_over(folder: RunFolder, recipe: Recipe) -> bool:
+    """Whether nothing is left to train, as far as its records tell: it may have been killed after the last epoch."""
+    try:
+        return _status(folder) in ENDED or (bool(_status(folder)) and len(folder.records()) >= recipe.train.epochs)
+    except StateError:  # mended by who resumes it
+        return False
+
+
+def _tell_ignored(folder: RunFolder, own: Recipe, recipe: Recipe, listener: Progress) -> None:
+    """What is asked for and cannot be, because the weights were trained otherwise."""
     there, asked = ({key: one.resolved()[key] for key in ("name", "engine", "train")} for one in (own, recipe))
     if ignored := changed_paths(asked, there):
-        said = f"{folder.path} is {_status(folder)} and stays as it was trained; not taken over:"
-        tell_all("\n  ".join([said, *ignored]), progress or Silent(), inside=-1)
-    return now
+        said = f"{folder.path} has ended and stays as it was trained; not taken over:"
+        tell_all("\n  ".join([said, *ignored]), listener, inside=0)
 
 
 def _told_lost(folder: RunFolder, listener: Progress) -> bool:
