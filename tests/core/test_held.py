@@ -174,6 +174,13 @@ def test_a_set_is_in_no_order() -> None:
     assert len(digests) == 1
 
 
+def test_members_of_a_set_may_hold_each_other() -> None:
+    keys = [Key(i) for i in range(12)]
+    for key in keys:
+        key.others = set(keys) - {key}  # type: ignore[attr-defined]
+    assert held_digest(closing(keys), {}) is not None
+
+
 def test_things_without_end_and_without_values_have_digests() -> None:
     """Of what lies too deep, wherever it is asked from, or cannot be read the kind is told."""
 

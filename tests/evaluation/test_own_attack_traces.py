@@ -284,3 +284,29 @@ def test_the_line_that_asked_the_model_is_named(
     said = r"attack 'asks_wrongly': .* got \[40, 64\]; .* \(test_own_attack_traces.py:\d+\)"
     with pytest.raises(ModelError, match=said):
         flatrock.evaluate(digits_model, *samples, THREAT, attacks=[asks_wrongly])
+
+
+class Centred(nn.Module):
+    """Its answers depend on the batch."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner((x - x.mean(0) + 0.5).clamp(0, 1))
+        return logits
+
+
+def greedy(model: nn.Module, x: Tensor, y: Tensor, threat: Any, gen: Any) -> Tensor:
+    if len(x) > 8:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return x.clone()
+
+
+def test_an_attack_that_needs_smaller_batches_has_changed_nothing(
+    digits_model: nn.Module, samples: tuple[Tensor, Tensor]
+) -> None:
+    asked: dict[str, Any] = {"attacks": [greedy], "doubt": False, "batch_size": 32}
+    result = flatrock.evaluate(Centred(digits_model), *samples, THREAT, **asked)
+    assert "E05" in {finding.code for finding in result.findings}

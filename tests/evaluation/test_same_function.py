@@ -21,6 +21,7 @@ from flatrock.core.records import Result
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
 from flatrock.evaluation.evaluate import evaluate
+from flatrock.models.small_cnn import DigitsCNN
 
 
 class Scaled(nn.Module):
@@ -164,4 +165,5 @@ def test_own_layers_are_found_where_torch_derives_from_them() -> None:
     this = {"file": Path(__file__).name, "sha256": sha256(Path(__file__).read_bytes())}
     for network in (Mine(3, 2), nn.Sequential(nn.ReLU(), Mine(3, 2)), weight_norm(Mine(3, 2))):
         assert told_code(network) == {"model_code": [this]}
-    assert told_code(weight_norm(nn.Linear(3, 2)), None) == {}
+    for ours in (weight_norm(nn.Linear(3, 2)), nn.DataParallel(nn.Linear(3, 2)), DigitsCNN(num_classes=10)):
+        assert told_code(ours, None) == {}, "what comes with torch, Python and flatrock is nobody's own"

@@ -63,7 +63,7 @@ def test_it_stays_as_it_was_trained(run: Path, word: str, states: bool) -> None:
 def test_what_is_not_taken_over_is_told(run: Path, states: bool) -> None:
     for file in () if states else run.glob("state*"):
         file.unlink()
-    ignored = r"has ended and stays as it was trained; not taken over:\n  engine\."
+    ignored = r"which stays as it was trained; not taken over:\n  engine\."
     with pytest.warns(UserWarning, match=ignored) as told:
         library.train(run, resume=True, device="cpu", engine__precision="bfloat16")
     assert {one.filename for one in told} == {__file__}
@@ -72,14 +72,21 @@ def test_what_is_not_taken_over_is_told(run: Path, states: bool) -> None:
         library.train(run, resume=True, device="cpu")
 
 
-def test_one_that_was_killed_after_its_last_epoch_stays_too(run: Path) -> None:
+@pytest.mark.parametrize("most", [None, 3])
+def test_one_that_was_killed_after_its_last_epoch_stays_too(made: Path, tmp_path: Path, most: int | None) -> None:
+    run = tmp_path / "run"
+    if most is None:
+        shutil.copytree(made, run)
+    else:
+        cut = {**KEYS, "train__epochs": 5, "train__max_steps": most, "train__tensorboard": False}
+        library.train("digits_standard", folder=run, device="cpu", **cut)
     recipe = (run / "recipe.yaml").read_text()
     info = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**info, "status": "interrupted"}))
     done = flatrock("train", run, *FREE, "--resume", "--device", "cpu")
     assert done.exit_code == 0 and "not taken over" in done.output
     assert (run / "recipe.yaml").read_text() == recipe
-    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    assert json.loads((run / "run.json").read_text())["status"] == info["status"]
 
 
 def test_only_what_is_evaluated_changes(run: Path) -> None:

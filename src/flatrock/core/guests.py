@@ -24,6 +24,9 @@ from flatrock.core.identity import MODEL_CODE
 from flatrock.core.processes import Terminated
 from flatrock.core.rng import Seed, kept_global_rng
 
+# What comes with flatrock, torch and Python; the script that runs now is the user's.
+NOT_OWN = {"torch", "flatrock", *sys.stdlib_module_names} - {"__main__"}
+
 
 def is_own(name: str) -> bool:
     """Whether the name of a model, of data or of a method leads to something of the user's."""
@@ -195,7 +198,7 @@ def told_code(*networks: nn.Module | None) -> dict[str, list[dict[str, str]]]:
     """
     layers = {type(layer) for network in networks if network is not None for layer in network.modules()}
     kinds = {kind for layer in layers for kind in layer.__mro__}  # a parametrized layer is of a class of torch's own
-    own = (kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "flatrock", "builtins"))
+    own = (kind for kind in kinds if kind.__module__.partition(".")[0] not in NOT_OWN)
     found = sorted({json_text(told) for kind in own if (told := _source(kind))})
     return {MODEL_CODE: [json.loads(text) for text in found]} if found else {}
 

@@ -139,7 +139,7 @@ class _Told:
         if isinstance(value, list | tuple):
             return [self.of(one) for one in value]
         if isinstance(value, set | frozenset):
-            return ["set", sorted((_Told().of(one) for one in value), key=json_text)]  # in no order: each by itself
+            return ["set", sorted(repr(one) if is_plain(one) else _name(type(one)) for one in value)]  # in no order
         return self._code(value) if isinstance(value, FunctionType | type | CodeType) else self._object(value)
 
     def _object(self, value: object) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
@@ -147,13 +147,14 @@ class Exam:
     def _untouched(self) -> Untouched:
         """What attacks get, and who judges, as they were before the first attack of the user's."""
         reached = [self.crafting, None if self.exact else Counted(self.model), self.surrogate]
-        return Untouched([network for network in reached if network is not None], None if self.random else self._few)
+        few = None if self.random else partial(self._few, size=self.batch_size)
+        return Untouched([network for network in reached if network is not None], few)
 
-    def _few(self, network: Counted, purpose: str) -> Tensor:
-        """What a network answers to a few inputs; no attack made this pass."""
+    def _few(self, network: Counted, purpose: str, size: int) -> Tensor:
+        """What a network answers to a few inputs, `size` at a time; no attack made this pass."""
         rows = torch.arange(min(FEW, len(self.x)))
         with self.drawing(purpose, rows), torch.no_grad(), full_precision(self.device):
-            return torch.cat([network.aside(part) for part in torch.split(self.inputs(rows)[0], self.batch_size)])
+            return torch.cat([network.aside(part) for part in torch.split(self.inputs(rows)[0], size)])
 
     @contextmanager
     def _guarded(self, step: Step) -> Iterator[None]:

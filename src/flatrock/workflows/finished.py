@@ -69,16 +69,19 @@ def as_trained(recipe: Recipe, place: Path | None, progress: Progress | None) ->
 def _is_over(folder: RunFolder, recipe: Recipe) -> bool:
     """Whether nothing is left to train, as far as its records tell: it may have been killed after the last epoch."""
     try:
-        return _status(folder) in ENDED or (bool(_status(folder)) and len(folder.records()) >= recipe.train.epochs)
+        records, most = folder.records(), recipe.train.max_steps
+        made = bool(_status(folder) and records)
+        cut = made and most is not None and records[-1].step >= most
+        return _status(folder) in ENDED or cut or (made and len(records) >= recipe.train.epochs)
     except StateError:  # mended by who resumes it
-        return False
+        return _status(folder) in ENDED
 
 
 def _tell_ignored(folder: RunFolder, own: Recipe, recipe: Recipe, listener: Progress) -> None:
     """What is asked for and cannot be, because the weights were trained otherwise."""
     there, asked = ({key: one.resolved()[key] for key in ("name", "engine", "train")} for one in (own, recipe))
     if ignored := changed_paths(asked, there):
-        said = f"{folder.path} has ended and stays as it was trained; not taken over:"
+        said = f"nothing is left to train in {folder.path}, which stays as it was trained; not taken over:"
         tell_all("\n  ".join([said, *ignored]), listener, inside=0)
 
 
