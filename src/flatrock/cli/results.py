@@ -13,9 +13,9 @@ from flatrock.cli.shared import check_csv, check_json
 from flatrock.core.bands import Bands
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_csv
-from flatrock.core.one_test_set import other_samples
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.rows import SCHEMA, Row, add_rows, read_rows, repeated, write_rows
+from flatrock.core.same_samples import other_samples
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.further import measures_of
 from flatrock.recipes.restore import eval_command, stored_recipe

@@ -15,9 +15,9 @@ from flatrock.cli.reproduce import Told as ToldOfRows
 from flatrock.cli.shared import FAILED, UNFINISHED, check_csv, check_out, seeds_of
 from flatrock.core.device import Devices, each_device, named_devices, pick_device
 from flatrock.core.errors import ConfigError
-from flatrock.core.one_test_set import other_samples
 from flatrock.core.provenance import device_name
 from flatrock.core.rows import Row
+from flatrock.core.same_samples import other_samples
 from flatrock.reports.differences import Difference, difference_table
 from flatrock.reports.sweep import swept
 from flatrock.reports.table import Table

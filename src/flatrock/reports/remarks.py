@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flatrock.core.one_test_set import other_samples
 from flatrock.core.rows import Row
+from flatrock.core.same_samples import other_samples
 from flatrock.reports.notes import Note
 
 ON_TEST = "best epoch chosen on the test set, no images held out"

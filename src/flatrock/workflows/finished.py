@@ -72,9 +72,9 @@ def _is_over(folder: RunFolder, recipe: Recipe) -> bool:
         records, most = folder.records(), recipe.train.max_steps
         made = bool(_status(folder) and records)
         cut = made and most is not None and records[-1].step >= most
-        return _status(folder) in ENDED or cut or (made and len(records) >= recipe.train.epochs)
+        return folder.ended() or cut or (made and len(records) >= recipe.train.epochs)
     except StateError:  # mended by who resumes it
-        return _status(folder) in ENDED
+        return folder.ended()
 
 
 def _tell_ignored(folder: RunFolder, own: Recipe, recipe: Recipe, listener: Progress) -> None:

@@ -11,9 +11,9 @@ from results_cases import fake_run
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
-from flatrock.core.one_test_set import other_samples
 from flatrock.core.records import read_result
 from flatrock.core.rows import Row
+from flatrock.core.same_samples import other_samples
 from flatrock.engine.folder import RunFolder
 from flatrock.workflows.results import collect_run
 
