@@ -16,9 +16,19 @@ from flatrock.core.errors import StateError
 def test_a_file_is_read_as_written(tmp_path: Path) -> None:
     bench = fake_bench(
         fake_cost("cifar10_short_at", 15.0, interval=(0.9, 1.1)),
-        fake_cost("cifar10_short_at_awp", 18.0, gib=None, findings=("T01 no compiler",)),
+        fake_cost("cifar10_short_at_awp", 18.0, gib=None, launch_ms=4.5, findings=("T01 no compiler",)),
     )
     assert read_bench(store(tmp_path / "b.json", bench)) == bench
+
+
+def test_files_of_before_launches_were_timed_are_read(tmp_path: Path) -> None:
+    raw = json.loads(json.dumps(fake_bench(fake_cost("cifar10_short_at", 15.0, launch_ms=4.5)).to_dict()))
+    assert raw["costs"][0].pop("launch_ms") == 4.5
+    file = tmp_path / "b.json"
+    file.write_text(json.dumps(raw))
+    found = read_bench(file)
+    assert found is not None
+    assert found.costs[0].launch_ms is None
 
 
 def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
@@ -40,6 +50,7 @@ def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
         (lambda raw: raw["costs"][0].update(kernels_ms=None), "items"),
         (lambda raw: raw["costs"][0].update(kernels_ms={"copies": None}), "NoneType"),
         (lambda raw: raw["costs"][0].update(attack_ms="fast"), "fast"),
+        (lambda raw: raw["costs"][0].update(launch_ms="slow"), "slow"),
         (lambda raw: raw["provenance"].pop("time"), "no time in its provenance"),
         (lambda raw: raw.pop("ceiling"), "ceiling"),
     ],

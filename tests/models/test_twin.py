@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from flatrock.core.borrow import full_precision, nudged
 from flatrock.core.errors import ModelError
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf
+from flatrock.flatness.tensors import Noise, chosen
 from flatrock.models.catalog import create_model
 from flatrock.models.classifier import Classifier
 from flatrock.models.fused_layers import FoldedConv
@@ -415,3 +417,25 @@ def test_follows_weights_plus_a_shift(kind: type[Shared], width: int) -> None:
             true = model(x)
             assert float((twin(x) - true).abs().max()) < 1e-6 * float(true.abs().max())
         assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+class Counted(Noise):
+    """RAT's noise, drawn when asked for; counts how often each tensor was."""
+
+    asked: Counter[str]
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.asked[name] += 1
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("name", ["preact_resnet18", "digits_cnn"])
+def test_a_shift_that_is_drawn_when_asked_for_is_drawn_once(name: str) -> None:
+    """Millions of numbers: neither looking for a name nor sorting out what is left may draw them."""
+    model = create_model(name, num_classes=10, normalize=None).eval()
+    names = chosen(model, "weights")
+    shift = Counted(names, 0.01, Seed(1))
+    shift.asked = Counter()
+    twin = faithful(model, probe_inputs(model))
+    twin.follow(shift)
+    assert shift.asked == Counter(list(names))

@@ -313,5 +313,13 @@ def test_where_the_time_of_a_step_goes() -> None:
     page = page_of(gpu=fake_bench(gpu))
     assert "| recipe | step | convolutions | copies | waiting | of the step, the attack |" in page
     assert "| `cifar10_short_at` | 20.00 | 12.00 | 3.50 | 4.50 | 15.00 |" in page
+    timed = fake_cost("cifar10_short_trades", 20.0, kernels_ms={"copies": 3.5}, attack_ms=15.0, launch_ms=8.25)
+    page = page_of(gpu=fake_bench(gpu, timed))
+    assert (
+        "| recipe | step | convolutions | copies | waiting | of the step, the attack | processor, launching it |"
+        in page
+    )
+    assert "| `cifar10_short_at` | 20.00 | 12.00 | 3.50 | 4.50 | 15.00 |  |" in page
+    assert "| `cifar10_short_trades` | 20.00 | 0.00 | 3.50 | 16.50 | 15.00 | 8.25 |" in page
     cpu = fake_cost("cifar10_short_at", 20.0, kernels_ms={}, attack_ms=15.0)
     assert not any("waiting" in line for line in page_of(cpu=fake_bench(cpu)))

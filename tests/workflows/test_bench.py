@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
-from flatrock.core.costs import median_interval, read_bench
+from flatrock.core.costs import Bench, median_interval, read_bench
 from flatrock.core.errors import ConfigError
 from flatrock.core.hooks import Shift
 from flatrock.core.progress import Silent
@@ -40,6 +40,7 @@ def test_costs_add_up() -> None:
         assert c.interval is None, "three rounds hold no interval of 95 %"
         assert c.memory_gib is None
         assert c.kernels_ms == {}, "only a GPU tells"
+        assert c.launch_ms is None, "a processor launches nothing to itself"
         assert c.engine == {"precision": "float32", "compile": False, "twin": False}
         assert (c.model, c.batch_size, c.steps_per_epoch, c.objective, c.flatness) == ("digits_cnn", 64, 4, "at", ())
         assert statistics.median(c.rounds_ms) == pytest.approx(c.ms_per_step)
@@ -90,8 +91,16 @@ def test_methods_that_wait_for_their_turn_are_measured_at_work() -> None:
 def test_on_a_gpu_the_first_pays_no_more_than_the_next() -> None:
     """Neither in memory, though compiled passes of one process share theirs, nor in time."""
     fast = [*SMALL, "engine.precision=bfloat16", "engine.compile=true"]
-    found = bench([load_recipe("digits_trades", fast) for _ in range(2)], rounds=6, steps=10, device="cuda")
+    kept: list[Bench] = []
+    recipes = [load_recipe("digits_trades", fast) for _ in range(2)]
+    found = bench(recipes, rounds=6, steps=10, device="cuda", keep=kept.append)
     one, two = found.costs
+    (early,) = kept
+    for first, last in zip(early.costs, found.costs, strict=True):
+        assert first == replace(last, memory_gib=None, findings=(*last.findings, "memory not measured: interrupted"))
+    assert one.launch_ms is not None
+    assert 0 < one.launch_ms < 3 * one.ms_per_step
+    assert any("the processor takes" in text for text in one.findings) == (one.launch_ms >= 0.9 * one.ms_per_step)
     assert one.memory_gib is not None
     assert one.memory_gib == pytest.approx(two.memory_gib, rel=0.1)
     assert one.ms_per_step == pytest.approx(two.ms_per_step, rel=0.25), "a small network: the processor sets the pace"
@@ -112,6 +121,14 @@ def test_times_survive_where_memory_cannot_be_measured(monkeypatch: pytest.Monke
     monkeypatch.setattr(bench_module, "_memories", lambda *_: [1.5])
     (whole,) = bench_module._with_memory(costs, [], torch.device("cpu"), Silent())
     assert whole == replace(costs[0], memory_gib=1.5)
+
+
+@pytest.mark.parametrize(("launching", "told"), [(None, 0), (0.0089, 0), (0.0095, 1), (0.02, 1)])
+def test_a_processor_that_sets_the_pace_is_named(launching: float | None, told: int) -> None:
+    found = bench_module._pace(0.01, launching)
+    assert len(found) == told
+    for finding in found:
+        assert finding.startswith(f"the processor takes {1000 * (launching or 0):.1f} ms to launch a step of 10.0 ms")
 
 
 @pytest.mark.parametrize(("count", "low", "high"), [(5, None, None), (6, 0, 5), (8, 0, 7), (9, 1, 7), (15, 3, 11)])

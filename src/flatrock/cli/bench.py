@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,18 +29,30 @@ def run(
     out: Annotated[Path | None, typer.Option(help="JSON file to write")] = None,
 ) -> None:
     """Time whole training steps, data and augmentation included, of recipes in turn in one process."""
-    with friendly("nothing was written"):
+    with friendly(
+        "nothing was written" if out is None else f"{out} is written once times are measured, and at the end"
+    ):
         if out is not None:
             check_json(out, SCHEMA, "file of `flatrock bench`")
         chosen = [load_recipe(name, override or []) for name in recipes]
         with TerminalProgress() as progress:
             found = bench(
-                chosen, rounds=rounds, steps=steps, data_folder=data_dir, device=one_device(device), progress=progress
+                chosen,
+                rounds=rounds,
+                steps=steps,
+                data_folder=data_dir,
+                device=one_device(device),
+                progress=progress,
+                keep=None if out is None else partial(_write, out),
             )
         say("\n".join(_table(found)))
         if out is not None:
-            write_atomic(out, (json.dumps(found.to_dict(), indent=1) + "\n").encode())
+            _write(out, found)
             say(f"wrote {out}")
+
+
+def _write(out: Path, found: Bench) -> None:
+    write_atomic(out, (json.dumps(found.to_dict(), indent=1) + "\n").encode())
 
 
 def _table(found: Bench) -> list[str]:
@@ -64,5 +77,6 @@ def _table(found: Bench) -> list[str]:
         if c.kernels_ms:
             spent = ", ".join(f"{kind} {ms:.2f}" for kind, ms in c.kernels_ms.items())
             crafting = "" if c.attack_ms is None else f"; the attack alone takes {c.attack_ms:.2f}"
-            lines.append(f"{c.recipe}, ms of a step: {spent}{crafting}")
+            launching = "" if c.launch_ms is None else f"; the processor launches it in {c.launch_ms:.2f}"
+            lines.append(f"{c.recipe}, ms of a step: {spent}{crafting}{launching}")
     return [*lines, *(f"{c.recipe}: {finding}" for c in found.costs for finding in c.findings)]

@@ -32,7 +32,8 @@ class StepCost:
     """One recipe: what was trained, and medians over the rounds; `ratio` is to the first recipe of the file.
 
     `flatness` holds the methods with all their options, `attack` its name, steps and bn_mode. `kernels_ms` is what a
-    GPU spends of a step on each kind of kernel; the rest of ms_per_step it waits.
+    GPU spends of a step on each kind of kernel; the rest of ms_per_step it waits. `launch_ms` is what the processor
+    takes to ask an idle GPU for a step.
     """
 
     recipe: str
@@ -55,6 +56,7 @@ class StepCost:
     rounds_ms: tuple[float, ...]  # milliseconds per step of every round
     recipe_hash: str
     engine: Mapping[str, Any]
+    launch_ms: float | None = None  # None on a CPU, and in older files
     findings: tuple[str, ...] = ()
 
     @property
@@ -106,6 +108,8 @@ def _cost(values: Mapping[str, Any]) -> StepCost:
     lists: dict[str, Any] = {key: tuple(values[key]) for key in ("flatness", "rounds_ms", "findings")}
     interval, crafting = values["interval"], values["attack_ms"]
     lists["attack_ms"] = None if crafting is None else float(crafting)
+    launching = values.get("launch_ms")
+    lists["launch_ms"] = None if launching is None else float(launching)
     lists["kernels_ms"] = {str(kind): float(ms) for kind, ms in values["kernels_ms"].items()}
     return StepCost(**{**values, **lists, "interval": None if interval is None else tuple(interval)})
 

@@ -232,7 +232,7 @@ class _Moved:
     def rest(self, copied: Iterable[Tensor]) -> dict[str, Tensor]:
         """What moves tensors that are not among the copied ones."""
         names = {self._names[id(tensor)] for tensor in copied if self.has(tensor)}
-        return {name: added for name, added in self._shift.items() if name not in names}
+        return {name: self._shift[name] for name in self._shift if name not in names}  # values are drawn when asked for
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]], moved: _Moved) -> None:

@@ -135,16 +135,22 @@ def cost_table(bench: Bench, costs: Sequence[StepCost]) -> Table:
 
 
 def profile_table(costs: Sequence[StepCost]) -> Table:
-    """Milliseconds of a step by kind of kernel, and those in which the GPU waits; crafting alone beside them."""
+    """Milliseconds of a step by kind of kernel, and those in which the GPU waits.
+
+    Beside them crafting alone, and where it was measured, how long the processor takes to launch the step.
+    """
     kinds = list(dict.fromkeys(kind for c in costs for kind in c.kernels_ms))
+    launched = any(c.launch_ms is not None for c in costs)
     lines = []
     for c in costs:
         spent = [c.kernels_ms.get(kind, 0.0) for kind in kinds]
         waits = max(c.ms_per_step - sum(spent), 0.0)
         crafting = "" if c.attack_ms is None else f"{c.attack_ms:.2f}"
         told = [f"{ms:.2f}" for ms in (c.ms_per_step, *spent, waits)] if c.kernels_ms else [""] * (len(kinds) + 2)
-        lines.append((f"`{c.recipe}`", *told, crafting))
-    return Table(("recipe", "step", *kinds, "waiting", "of the step, the attack"), tuple(lines))
+        launching = ("" if c.launch_ms is None else f"{c.launch_ms:.2f}",) if launched else ()
+        lines.append((f"`{c.recipe}`", *told, crafting, *launching))
+    header = ("recipe", "step", *kinds, "waiting", "of the step, the attack")
+    return Table((*header, "processor, launching it") if launched else header, tuple(lines))
 
 
 def origin(bench: Bench) -> str:

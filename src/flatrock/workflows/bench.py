@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -37,6 +38,8 @@ from flatrock.workflows.kernels import kernel_ms
 
 # Steps before anything is timed: compiling, recording, choosing kernels.
 WARM_UP = 12
+# Where launching a step takes this share of it, a moment of hesitation makes the GPU wait.
+BUSY = 0.9
 
 
 @dataclass
@@ -48,6 +51,7 @@ class _Contestant:
     flops: float = 0.0
     step: int = 0
     times: list[float] = field(default_factory=list)
+    launches: list[float] = field(default_factory=list)
     attack_ms: float | None = None
     kernels_ms: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
@@ -76,10 +80,12 @@ def bench(
     data_folder: Path | None = None,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    keep: Callable[[Bench], object] | None = None,
 ) -> Bench:
     """Time whole training steps of these recipes in turn, `rounds` times `steps` of each; the first is the base.
 
-    Nothing is probed, saved or kept. Machines drift: only what was measured in one call should be compared.
+    Nothing is probed, saved or kept. Machines drift: only what was measured in one call should be compared. `keep` is
+    given the times as soon as they are there: memory takes as long again.
     """
     if not recipes:
         raise ConfigError("there is nothing to measure: name at least one recipe")
@@ -104,9 +110,11 @@ def bench(
             one.profile(steps)
         costs = tuple(_cost(one, found[0], ceiling, beside=beside) for one in found)
         del one, found
+        about = birth_certificate(device=where, seed=recipes[0].seed, rounds=rounds, steps=steps)
         if where.type == "cuda":
+            if keep is not None:
+                keep(Bench(tuple(_noted(cost, "memory not measured: interrupted") for cost in costs), ceiling, about))
             costs = _with_memory(costs, [partial(make, recipe) for recipe in recipes], where, listener)
-    about = birth_certificate(device=where, seed=recipes[0].seed, rounds=rounds, steps=steps)
     return Bench(costs, ceiling, about)
 
 
@@ -114,14 +122,17 @@ def _measure(found: Sequence[_Contestant], rounds: int, steps: int, progress: Pr
     """Seconds per step of each in every round, and in words who else had the GPU open.
 
     As within an epoch a GPU has its next step in hand when it ends one, so the first step of a turn is not counted. It
-    gets no more in advance, and nothing of the others: what the processor takes too long to launch must show.
+    gets no more in advance, and nothing of the others: what the processor takes too long to launch must show. How long
+    it takes is seen in the first step, whose launches wait for nothing.
     """
     device = found[0].job.device
     others = [neighbours(device)]
     for turn in range(rounds):
         for one in [*found[turn % len(found) :], *found[: turn % len(found)]]:
             wait(device)
+            asked = time.perf_counter()
             one.run(1)
+            one.launches.append(time.perf_counter() - asked)
             begun = now(device)
             one.run(steps)
             ended = now(device)
@@ -154,8 +165,12 @@ def _with_memory(
     try:
         taken = _memories(makers, device, progress)
     except RuntimeError as error:  # out of memory, above all
-        return tuple(replace(cost, findings=(*cost.findings, f"memory not measured: {error}")) for cost in costs)
+        return tuple(_noted(cost, f"memory not measured: {error}") for cost in costs)
     return tuple(replace(cost, memory_gib=gib) for cost, gib in zip(costs, taken, strict=True))
+
+
+def _noted(cost: StepCost, finding: str) -> StepCost:
+    return replace(cost, findings=(*cost.findings, finding))
 
 
 def _memories(makers: Sequence[Callable[[], _Contestant]], device: torch.device, progress: Progress) -> list[float]:
@@ -225,6 +240,7 @@ def _cost(one: _Contestant, base: _Contestant, ceiling: float, *, beside: str) -
     if beside:
         known["T11"] = f"{beside}: no time here need be that of a GPU of one's own"
     seconds = statistics.median(one.times)
+    launching = statistics.median(one.launches) if job.device.type == "cuda" else None
     tflops = one.flops / seconds / 1e12
     ratio = median([a / b for a, b in zip(one.times, base.times, strict=True)])
     return StepCost(
@@ -248,8 +264,17 @@ def _cost(one: _Contestant, base: _Contestant, ceiling: float, *, beside: str) -
         rounds_ms=tuple(1000 * t for t in one.times),
         recipe_hash=job.recipe_hash,
         engine=asdict(job.runner.engine),
-        findings=(*(f"{code} {why}" for code, why in known.items()), *one.findings),
+        launch_ms=None if launching is None else 1000 * launching,
+        findings=(*(f"{code} {why}" for code, why in known.items()), *one.findings, *_pace(seconds, launching)),
     )
+
+
+def _pace(step: float, launching: float | None) -> tuple[str, ...]:
+    """Whether the processor, not the GPU, decides how long a step takes; both in seconds."""
+    if launching is None or launching < BUSY * step:
+        return ()
+    told = f"the processor takes {1000 * launching:.1f} ms to launch a step of {1000 * step:.1f} ms: it sets the pace"
+    return (f"{told}, and a faster or less busy one would make it shorter",)
 
 
 def _options(method: Flatness) -> dict[str, Any]:
