@@ -10,6 +10,7 @@ from PIL import Image
 from results_cases import N, fake_run
 
 from flatrock.core.rows import Row
+from flatrock.reports import results_figure
 from flatrock.reports.papers import OWN, read_papers
 from flatrock.reports.results_figure import draw_results
 from flatrock.workflows.results import collect_run
@@ -86,6 +87,14 @@ def test_signs_and_lines_do_not_lie_on_each_other(tmp_path: Path, monkeypatch: p
         boxes = [text.get_window_extent() for text in texts]
         assert len(boxes) > 10
         assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.padded(gap).overlaps(b)]
+
+
+def test_every_line_ends_inside_the_picture(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a citation is."""
+    monkeypatch.setattr(results_figure, "_text", lambda point: f"{point.name}, a citation of many words{60 * ' and'}")
+    figure = drawn(rows, monkeypatch)
+    ends = [text.get_window_extent().x1 for text in figure.axes[1].texts]
+    assert figure.axes[1].get_window_extent().x0 < max(ends) < figure.bbox.x1
 
 
 def test_a_file_or_nothing(rows: list[Row], tmp_path: Path) -> None:

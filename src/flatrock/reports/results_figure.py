@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from flatrock.core.rows import Row
 from flatrock.reports.papers import Papers, Protocol
-from flatrock.reports.style import COLOURS, MARKS, blank, caption, dress, store
+from flatrock.reports.style import COLOURS, LETTERS_PER_INCH, MARKS, blank, caption, dress, store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,8 +55,9 @@ def draw_results(rows: Sequence[Row], papers: Papers, path: Path) -> Path | None
     theirs = _theirs(rows, papers)
     groups += [Group("papers", theirs, THEIRS, MARKS[-2], full=False)] if theirs else []
     lines = sum(1 + len(group.points) for group in groups)
-    figure = blank(9.5, max(5, 0.2 * lines + 1))
-    axes, legend = figure.subplots(1, 2, width_ratios=(3, 2))
+    room = max(3.8, max(len(_text(point)) for group in groups for point in group.points) / LETTERS_PER_INCH)
+    figure = blank(5.7 + room, max(5, 0.2 * lines + 1))
+    axes, legend = figure.subplots(1, 2, width_ratios=(5.7, room))
     for group in groups:
         _draw(axes, group)
     dress(axes, "clean and robust accuracy on test images", "clean, percent", "AutoAttack, percent")
