@@ -373,7 +373,7 @@ def test_what_rounding_undoes_is_told_where_it_undoes_something(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("eval", run_folder, "--attacks", "fgsm", *FEW)
-    said = "once adversarial inputs are rounded to 8 bits"
+    said = "once adversarial inputs are rounded to the 8 bits of an image file, to levels within the ball"
     plain = flatrock(*words)
     assert (said in plain.output) == (result_of(plain).robust_rounded != result_of(plain).robust)
     judged = "flatrock.evaluation.tally.in_8_bits"  # what breaks a sample, and whether it is in the ball

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from flatrock.core.errors import ConfigError, DataError
+from flatrock.core.progress import Silent
 from flatrock.data import folder
 
 
@@ -55,6 +56,17 @@ def test_other_formats_and_modes_load_and_stray_files_do_not(root: Path) -> None
     assert data.y.tolist() == [0, 0, 0, 0, 0, 1, 1, 2, 2]
     assert data.x[2, :, 0, 0].tolist() == [7, 7, 7]
     assert data.x[3, :, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_images_below_folders_of_a_class_are_its_own(root: Path) -> None:
+    """As torchvision reads them, and as Tiny ImageNet lies: train/<class>/images/*."""
+    _image(root / "train" / "bee" / "more" / "deep" / "0.png", value=99)
+    _image(root / "train" / "bee" / ".thumbs" / "0.png", value=98)
+    _image(root / "train" / "dog" / "images" / "1.png", value=97)
+    data = folder.load("train", root)
+    assert data.y.tolist() == [0, 0, 1, 1, 1, 2, 2, 3]
+    assert data.x[:, 0, 3, 4].tolist() == [1, 2, 41, 42, 99, 81, 82, 97]
+    assert folder.damaged("train", root, Silent()) == []
 
 
 def test_numbering_comes_from_train_even_if_test_lacks_a_class(root: Path) -> None:

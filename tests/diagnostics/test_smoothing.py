@@ -121,7 +121,7 @@ def test_a_radius_no_lifetime_can_reach_asks_for_more_noise() -> None:
         ({"sigma": 0.25, "n": 1e5}, "n must be a whole number >= 1, got 100000.0"),
         ({"sigma": 0.25, "alpha": 0.0}, "alpha must lie strictly between 0 and 1, got 0.0"),
         ({"sigma": 0.25, "alpha": 1}, "alpha must lie strictly between 0 and 1, got 1"),
-        ({"sigma": 0.25, "n": 9}, "n 9 proves nothing at alpha 0.001, whatever the votes: use n 10 or more"),
+        ({"sigma": 0.25, "n": 10}, "n 10 decides nothing at alpha 0.001, whatever the votes: use n 11 or more"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, float], told: str) -> None:

@@ -92,6 +92,8 @@ def test_options_of_another_attack_are_faults() -> None:
         "attack.steps: unknown key 'steps'",
         "attack.step_size: unknown key 'step_size'",
     ]
+    assert all(fault.endswith("(those of the attack that the objective brings)") for fault in caught.value.faults)
+    assert load_recipe("digits_at", {"objective.name": "gat", "attack.name": "guided"}).attack.options == {}
 
 
 def test_faults_are_told_at_once() -> None:

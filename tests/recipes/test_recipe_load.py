@@ -225,6 +225,23 @@ def test_another_network_has_none_of_the_options_of_its_base(tmp_path: Path) -> 
     assert deeper.model.options == {"depth": 22, "width": 2, "bn_momentum": 0.01}
 
 
+def test_another_norm_has_neither_radius_nor_step_of_the_one_before(tmp_path: Path) -> None:
+    """0.2 of every pixel is not 0.2 of an image's length; what is given with the norm stays, in whatever order."""
+    own = write(tmp_path, "own", "base: digits_at\nthreat: {norm: l2}\n")
+    for source, overrides in (("digits_at", ["threat.norm=l2"]), (own, [])):
+        with pytest.raises(ConfigError, match=r"1 fault:\n  - threat.eps: this key is required; a radius is of one"):
+            load_recipe(source, overrides)
+    given = {"steps": 7, "step_size": 0.05}
+    assert load_recipe("digits_at").attack.options == given
+    for order in (["threat.norm=l2", "threat.eps=1"], ["threat.eps=1", "threat.norm=l2"]):
+        recipe = load_recipe("digits_at", order)
+        assert (recipe.threat.norm, recipe.threat.eps, recipe.attack.options) == ("l2", 1.0, {"steps": 7})
+    step = ["attack.step_size=0.2", "threat.norm=l2", "threat.eps=1"]
+    assert load_recipe("digits_at", step).attack.options == {"steps": 7, "step_size": 0.2}
+    assert load_recipe("digits_at", ["threat.norm=linf"]).attack.options == given, "the same norm again"
+    assert load_recipe("digits_at", ["threat.eps=0.1"]).attack.options == given
+
+
 def test_options_given_before_their_name_are_kept() -> None:
     for order in (["objective.beta=3", "objective.name=trades"], ["objective.name=trades", "objective.beta=3"]):
         assert load_recipe("digits_at", order).objective.options == {"beta": 3}

@@ -67,9 +67,13 @@ def test_a_collapsed_row_has_missed_whatever_its_numbers(rows: list[Row], bands:
 
 
 def test_the_summary(rows: list[Row], bands: dict[Hashable, Bands]) -> None:
-    rest = "; 1 more, changed, failed or not measured yet, have nothing to be compared with"
+    rest = "; 1 more, changed or not measured yet, have nothing to be compared with"
     assert expected_summary(rows, bands) == f"MISSED: 1 of 2 rows as their recipes expect{rest}"
     assert expected_summary(rows[:1], bands) == "PASS: 1 of 1 rows as their recipes expect"
+    failed = replace(rows[2], status="failed")
+    told = "MISSED: 1 of 1 rows as their recipes expect; 1 more failed"
+    assert expected_summary([rows[0], failed], bands) == told, "it is no pass"
+    assert expected_summary([rows[0], failed, rows[2]], bands) == f"{told}{rest}"
     assert expected_summary(rows[2:], bands) == expected_summary([], bands) == expected_summary(rows, {}) == ""
 
 

@@ -145,7 +145,7 @@ def test_no_base_passes_them_on(tmp_path: Path) -> None:
         (["train.epochs=1", "seed=3"], True),
         (["threat.eps=8/255"], True),
         (["threat.eps=0.031"], False),
-        (["threat.norm=l2"], False),
+        (["threat.norm=l2", "threat.eps=0.5"], False),
         (["data.name=cifar100"], False),
         (["threat.eps=0.02", "evaluate.more=[{attacks: [pgd-5], eps: 0.01}]"], True),
     ],

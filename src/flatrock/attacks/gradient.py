@@ -120,6 +120,10 @@ class GradientAttack:
             best[rows], loss[rows], damage[rows] = tried[better], new_loss[better], new_damage[better]
         return best
 
+    def reach(self, threat: Threat) -> float:
+        """How far all steps lead if they have one direction."""
+        return self.steps * (threat.default_step if self.step_size is None else self.step_size)
+
     def check(self, threat: Threat | None, classes: int | None) -> None:
         """ConfigError if the loss is not defined for so few classes."""
         need_classes(self.loss, classes)

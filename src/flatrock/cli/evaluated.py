@@ -105,8 +105,8 @@ def tell(result: Result, name: str, classes: Sequence[str] | None) -> None:
         say(f"{about['votes']} votes decide: a sample is right if more than half of so many answers are")
     if result.robust_rounded != result.robust:
         say(
-            f"worst case {percent(result.robust_rounded)} once adversarial inputs are rounded to 8 bits, "
-            "as an image file does"
+            f"worst case {percent(result.robust_rounded)} once adversarial inputs are rounded to the 8 bits of an "
+            "image file, to levels within the ball"
         )
     for plan in result.plans:
         say(f"{plan} = {PLANS[plan][1]}")

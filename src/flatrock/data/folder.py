@@ -81,9 +81,11 @@ def _classes(place: Path) -> list[str]:
 
 
 def _images(place: Path) -> list[str]:
+    """Paths below a class folder, however deep: some data sets have train/<class>/images/*."""
     if not place.is_dir():
         return []
-    names = sorted(p.name for p in place.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith("."))
+    paths = (path.relative_to(place) for path in place.rglob("*") if path.suffix.lower() in ENDINGS)
+    names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
     if not names:
         raise DataError(f"{place} holds no images (looked for {', '.join(ENDINGS)}); add some or remove the folder")
     return names

@@ -89,13 +89,17 @@ class Smoothing:
                 f"alpha must lie strictly between 0 and 1, got {self.alpha!r}; it is the probability that a "
                 "certificate is wrong, usually 0.001"
             )
-        if not faults and self.largest_radius <= 0:
+        if not faults and self.n < self.fewest:
             faults.append(
-                f"n {self.n} proves nothing at alpha {self.alpha:g}, whatever the votes: use n {self.votes_for(0.0)} "
-                "or more"
+                f"n {self.n} decides nothing at alpha {self.alpha:g}, whatever the votes: use n {self.fewest} or more"
             )
         if faults:
             raise ConfigError("smoothing options:", tuple(faults))
+
+    @property
+    def fewest(self) -> int:
+        """The least n whose votes, if all agree, certify a radius and let PREDICT answer (2 * 0.5^n <= alpha)."""
+        return max(self.votes_for(0.0), math.ceil(1 - math.log2(self.alpha)))
 
     @property
     def largest_radius(self) -> float:

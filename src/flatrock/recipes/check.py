@@ -32,6 +32,9 @@ OBJECTS = {
     },
 }
 
+# Of a radius that is missing, above all where another norm has taken away the one there was.
+OF_NORM = "; a radius is of one norm: linf 8/255 and l2 128/255 are usual for images, write threat.eps=..."
+
 
 def validate(
     raw: Mapping[str, Any],
@@ -131,7 +134,7 @@ def _readable(section: str, error: ValidationError, kind: Any) -> list[str]:
             known = _fields_at(kind, loc[:-1])
             texts.append(f"{where}: {unknown('key', loc[-1], known)}")
         elif e["type"] == "missing":
-            texts.append(f"{where}: this key is required")
+            texts.append(f"{where}: this key is required{OF_NORM if where == 'threat.eps' else ''}")
         elif e["type"] == "model_type":
             keys = ", ".join(f"{key}: ..." for key in _least_keys(_kind_at(kind, loc)))
             cure = OBJECTS.get(where) if not is_plain(e["input"]) else None

@@ -62,6 +62,7 @@ class Draft:
     def option_faults(self, where: str, section: Named, options: Iterable[str]) -> bool:
         """Note the keys that are neither the section's own nor options of what it names; whether there are any."""
         known = [*type(section).model_fields, *options]
-        faults = [f"{where}.{key}: {unknown('key', key, known)}" for key in section.options if key not in known]
+        said = " (those of the attack that the objective brings)" if section.name == "auto" else ""
+        faults = [f"{where}.{key}: {unknown('key', key, known)}{said}" for key in section.options if key not in known]
         self.faults += faults
         return bool(faults)

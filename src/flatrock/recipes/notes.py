@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from flatrock.attacks.catalog import ATTACKS, Spec, parse_attack
-from flatrock.attacks.gradient import idle
+from flatrock.attacks.gradient import GradientAttack, idle
 from flatrock.core.errors import ConfigError
 from flatrock.core.guests import is_own
 from flatrock.core.hooks import Flatness
+from flatrock.core.threat import THREATS
 from flatrock.engine.schedule import Piecewise, Schedule, time_at
 from flatrock.flatness.awp import AWP
 from flatrock.flatness.catalog import FLATNESS
@@ -29,6 +30,8 @@ HORIZONS = 3
 # average is little else.
 LATE = 0.5
 MUCH = 0.1
+# An attack that could not leave this share of its ball, were all its steps in one direction.
+NARROW = 0.5
 
 
 @dataclass(frozen=True)
@@ -116,10 +119,18 @@ def _horizon(flatness: Mapping[str, Flatness], span: Span) -> Iterator[str]:
 
 
 def _idle(recipe: Recipe) -> Iterator[str]:
-    """Attacks that were told to make no step."""
-    inner = recipe.attack
-    if inner.name != "none" and idle(ATTACKS.make(inner.name, **inner.options)):
+    """Attacks that were told to make no step, or steps that lead nowhere."""
+    inner = None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options)
+    threat = THREATS[recipe.threat.norm](recipe.threat.eps)
+    if inner is not None and threat.eps == 0:
+        yield "T08 threat.eps is 0: no attack moves anything, and training is without one; set threat.eps"
+    elif inner is not None and idle(inner):
         yield "T08 no gradient step is made by the attack in training: it trains on noise; set attack.steps"
+    elif isinstance(inner, GradientAttack) and (way := inner.reach(threat)) < NARROW * threat.eps:
+        yield (
+            f"T08 all steps of the attack in training lead {way:.3g} far, in a ball of {threat.eps:.3g}: it hardly "
+            "leaves where it starts; set attack.step_size or attack.steps"
+        )
     specs: dict[str, Sequence[Spec]] = {"select.attack": [recipe.select.attack]}
     specs |= {"evaluate.attacks": recipe.evaluate.attacks}
     specs |= {f"evaluate.more.{i}": one.attacks for i, one in enumerate(recipe.evaluate.more)}

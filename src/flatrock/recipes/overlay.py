@@ -11,6 +11,7 @@ from flatrock.core.errors import ConfigError, is_plain, shown
 from flatrock.core.guests import is_own
 from flatrock.core.numbers import plain, scalar
 from flatrock.core.registry import unknown
+from flatrock.core.threat import THREATS
 from flatrock.flatness.catalog import FLATNESS
 from flatrock.recipes.keys import Named
 from flatrock.recipes.read import read_yaml
@@ -37,9 +38,10 @@ NAMING = {
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Nested merge. A section that names another thing than the one below does not have that one's options.
 
-    A list of flatness methods says which there are; one that was there below keeps its options unless changed.
+    A list of flatness methods says which there are; one that was there below keeps its options unless changed. Radius
+    and step size are of one norm: under another, they are not passed on.
     """
-    merged = dict(below)
+    merged = _in_norm(below, above)
     for key, value in above.items():
         old = merged.get(key)
         if key == "flatness" and isinstance(old, list) and isinstance(value, list):
@@ -65,6 +67,20 @@ def _lasting(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mappin
     if new["name"] == before:
         return old
     return {k: v for k, v in old.items() if kind.stays(k, new["name"])}
+
+
+def _in_norm(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """What is below without the numbers that another norm above gives another meaning: eps, and the attack's step."""
+    kept, threat = dict(below), above.get("threat")
+    old = kept.get("threat")
+    if not isinstance(threat, Mapping) or not isinstance(old, Mapping) or "norm" not in old:
+        return kept
+    if threat.get("norm", old["norm"]) == old["norm"] or threat["norm"] not in list(THREATS):
+        return kept
+    kept["threat"] = {key: value for key, value in old.items() if key != "eps"}
+    if isinstance(attack := kept.get("attack"), Mapping):
+        kept["attack"] = {key: value for key, value in attack.items() if key != "step_size"}
+    return kept
 
 
 def _method(methods: list[Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:

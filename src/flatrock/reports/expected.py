@@ -42,14 +42,17 @@ def expected_line(row: Row, bands: Bands) -> str:
 
 
 def expected_summary(rows: Sequence[Row], bands: Mapping[Hashable, Bands]) -> str:
-    """How many rows are as expected; nothing if nothing is expected of any."""
+    """How many rows are as expected; nothing if nothing is expected of any. A run that failed has missed everything."""
     judged = [row for row in rows if row.key in bands]
     if not judged:
         return ""
     good = sum(not missed(row, bands[row.key]) for row in judged)
-    rest = sum(row.key not in bands and not row.stands_in for row in rows)  # those are told by plain_lines
-    more = f"; {rest} more, changed, failed or not measured yet, have nothing to be compared with" if rest else ""
-    verdict = PASS if good == len(judged) else MISSED
+    failed = sum(row.status == "failed" for row in rows)
+    others = [row for row in rows if row.key not in bands and row.status != "failed"]
+    rest = sum(not row.stands_in for row in others)  # those are told by plain_lines
+    more = f"; {failed} more failed" if failed else ""
+    more += f"; {rest} more, changed or not measured yet, have nothing to be compared with" if rest else ""
+    verdict = PASS if good == len(judged) and not failed else MISSED
     return f"{verdict}: {good} of {len(judged)} rows as their recipes expect{more}"
 
 
