@@ -21,7 +21,8 @@ from flatrock.reports.landscape_page import draw_page
 from flatrock.reports.landscape_surfaces import draw_inputs, draw_surfaces
 from flatrock.workflows.checkpoints import checkpoints
 from flatrock.workflows.foreign_model import ForeignModel
-from flatrock.workflows.landscape import check_comparable, measure_landscape
+from flatrock.workflows.landscape import measure_landscape
+from flatrock.workflows.landscape_alike import check_comparable
 from flatrock.workflows.landscape_plan import Plan
 
 AGAIN = "the same command with --resume goes on from the last finished point"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,8 +13,11 @@ from flatrock.core.device import Devices, alike_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, sha256
 from flatrock.core.options import choose, count
+from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
+from flatrock.data.dataset import Dataset
+from flatrock.data.split import fair_subset
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.surface import KINDS
 from flatrock.recipes.part import PARTS
@@ -96,6 +100,10 @@ class Plan:
             raise ConfigError("the threat has eps 0, so its edge is no grid; say how far with span")
         return Axis(points=self.points or 0, span=span)
 
+    def samples(self, whole: Dataset) -> Dataset:
+        """Those of the data that are looked at."""
+        return fair_subset(whole, self.images) if self.ids is None else _chosen(whole, self.ids)
+
     def described(self) -> dict[str, Any]:
         """Plain values, without what does not change the question."""
         kept = {k: v for k, v in asdict(self).items() if k not in ("batch_size", "precision")}
@@ -111,3 +119,19 @@ class Plan:
         if self.kind != "input":
             words += [f"d{self.directions}", str(self.attack).replace(":", "_").replace("/", "_")]
         return "-".join([*words, f"seed{self.seed}", sha256(json_text(self.described()))[:8]])
+
+
+def fingerprint(data: Dataset) -> str:
+    """What tells these samples from others."""
+    x = data.images(torch.arange(len(data)))
+    return digest({"x": x.cpu().contiguous(), "y": data.y.cpu()}, "")
+
+
+def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
+    """The samples with these ids, in this order."""
+    place_of = {int(i): at for at, i in enumerate(data.ids.tolist())}
+    missing = [i for i in ids if i not in place_of]
+    if missing or not ids:
+        few = ", ".join(map(str, sorted(place_of)[:3]))
+        raise ConfigError(f"{data.name!r} has no samples {missing} here; ids are such as {few} up to {max(place_of)}")
+    return data.subset(torch.tensor([place_of[i] for i in ids]))

@@ -13,7 +13,8 @@ from flatrock.diagnostics.overfit import Study
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.restore import open_checkpoint
 from flatrock.workflows.checkpoints import KEPT, checkpoints
-from flatrock.workflows.landscape import check_comparable, measure_landscape
+from flatrock.workflows.landscape import measure_landscape
+from flatrock.workflows.landscape_alike import check_comparable
 from flatrock.workflows.landscape_plan import Plan
 
 
