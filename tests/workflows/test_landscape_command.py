@@ -181,8 +181,8 @@ def test_a_run_named_by_a_dot_has_a_name(run: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_data_of_other_classes_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def renamed(*args: Any) -> Any:
-        data = data_part(*args)
+    def renamed(*args: Any, **options: Any) -> Any:
+        data = data_part(*args, **options)
         return replace(data, class_names=tuple(reversed(data.class_names)))
 
     monkeypatch.setattr("flatrock.workflows.trained.data_part", renamed)

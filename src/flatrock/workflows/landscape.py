@@ -31,7 +31,7 @@ from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.diagnostics.weight_landscape import walk_weights, weight_points, weight_values
 from flatrock.workflows.foreign_model import ForeignModel
 from flatrock.workflows.landscape_plan import Plan, fingerprint
-from flatrock.workflows.trained import Trained, check_replaced, open_trained, said
+from flatrock.workflows.trained import Trained, check_replaced, open_trained, said, stored, tell_replaced
 
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
@@ -78,9 +78,10 @@ def measure_landscape(
     half = plan.precision == "half" or (plan.precision == "auto" and subject.device.type == "cuda")
     size = plan.batch_size or (GPU_BATCH if subject.device.type == "cuda" else CPU_BATCH)
     identity = _identity(subject, plan, size, half=half and plan.kind != "input")
-    if resume and target.is_file():
-        known = Landscape.from_file(target)
-        if not (odd := differences(json_text(dict(known.identity)), identity)):
+    known = stored(target, Landscape.from_file, must=resume)
+    odd = [] if known is None else differences(json_text(dict(known.identity)), identity)
+    if resume and known is not None:
+        if not odd:
             part.unlink(missing_ok=True)  # of a repetition that was stopped
             return known, target
         check_replaced(trained, target, odd)
@@ -96,6 +97,7 @@ def measure_landscape(
     record = _certified(found, subject, plan, identity, about | shared_by(devices))
     write_atomic(target, record.to_json().encode())
     ledger.close()
+    tell_replaced(odd, listener)
     return record, target
 
 

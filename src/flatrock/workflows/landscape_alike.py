@@ -15,7 +15,7 @@ from flatrock.recipes.part import data_part
 from flatrock.recipes.restore import open_checkpoint, trained_recipe
 from flatrock.workflows.foreign_model import ForeignModel, part_faults
 from flatrock.workflows.landscape_plan import Plan, fingerprint
-from flatrock.workflows.trained import said
+from flatrock.workflows.trained import said, training_set
 
 
 def check_comparable(
@@ -33,7 +33,8 @@ def check_comparable(
     """
     files = [source for source in sources if isinstance(source, Path)]
     others = [source for source in sources if isinstance(source, ForeignModel)]
-    opened = {meta["recipe_hash"]: (path, meta) for path, _, meta in map(open_checkpoint, files)}
+    seen = [(path, meta, training_set(path, meta)) for path, _, meta in map(open_checkpoint, files)]
+    opened = {(meta["recipe_hash"], known): (path, meta) for path, meta, known in seen}
     where = "the recipe stored in {}"
     recipes = {path: trained_recipe(meta["recipe"], where.format(path), progress) for path, meta in opened.values()}
     for other in others:
@@ -44,11 +45,15 @@ def check_comparable(
     threats += [(other.label, other.threat) for other in others]
     told = [(at, f"{t.norm} eps {t.eps:.6g}") for at, t in threats]
     _agree("threat", told + [(_name(r), f"{r.threat['norm']} eps {r.threat['eps']:.6g}") for r in stored])
-    samples: dict[str, str] = {}
-    for recipe in recipes.values():
-        if repr(recipe.data) not in samples:
-            samples[repr(recipe.data)] = _digested(data_part(recipe, str(plan.on), data_folder), plan)
-    told = [(str(path), samples[repr(recipe.data)]) for path, recipe in recipes.items()]
+    trained_on = {path: known for path, _, known in seen}
+    samples: dict[tuple[str, str | None], str] = {}
+    told = []
+    for path, recipe in recipes.items():
+        key = repr(recipe.data), trained_on[path]
+        if key not in samples:
+            whole = data_part(recipe, str(plan.on), data_folder, training_set=trained_on[path])
+            samples[key] = _digested(whole, plan)
+        told.append((str(path), samples[key]))
     told += [(other.label, _digested(other.part(str(plan.on), data_folder), plan)) for other in others]
     _agree("data", told + [(_name(r), f"{r.provenance['data']} ({str(r.identity['data'])[:8]})") for r in stored])
 

@@ -16,6 +16,7 @@ from flatrock.workflows.checkpoints import KEPT, checkpoints
 from flatrock.workflows.landscape import measure_landscape
 from flatrock.workflows.landscape_alike import check_comparable
 from flatrock.workflows.landscape_plan import Plan
+from flatrock.workflows.trained import REPLACED
 
 
 def sharpness_plan(radius: float = 0.5, **options: object) -> Plan:
@@ -37,6 +38,11 @@ class _Share(Silent):
         """Move the whole bar."""
         self._left -= units
         self._whole.advance(units, note)
+
+    def say(self, text: str) -> None:
+        """Pass on what is known of this landscape alone; what is odd of its run was said before."""
+        if text.startswith(REPLACED):
+            self._whole.say(text)
 
     def finish(self, note: str) -> None:
         """Count what was read instead of measured."""
