@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Of the loss axis: the means fill this share of it, single directions may leave it.
 ROOM = 1.15
+STAR = "* chosen on the test set"
 
 
 def check_alike(records: Sequence[Landscape]) -> None:
@@ -178,7 +179,7 @@ def caption(records: Sequence[Landscape]) -> str:
         what,
         f"seed {about.get('seed')}",
         _seeds(records),
-        "* chosen on the test set" if any(r.marks for r in records) else "",
+        STAR if any(r.marks for r in records) else "",
         devices(r.provenance for r in records),
     ]
     return "; ".join(part for part in told if part)
