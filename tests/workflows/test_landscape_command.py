@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,39 @@ def test_runs_that_cannot_be_compared_are_refused_before_anything_is_measured(
             assert done.exit_code == 2, done.output
             assert message in done.output
             assert str(other) in done.output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--points", "5"), "different axis .*: 3 points to 1 (record of tiny) and 5 points to 1 (asked for)"),
+        (("--span", "0.5"), "different axis .*: 3 points to 1 (record of tiny) and 3 points to 0.5"),
+        (("--directions", "3"), "different directions .*: 2 (record of tiny) and 3"),
+        (("--attack", "pgd-3"), "different attack .*: name pgd-2, "),
+        (("--attack", "none"), "different attack"),
+        (("--seed", "1"), "different seed .*: 0 (record of tiny) and 1 (asked for); measure them alike"),
+        (("--precision", "half"), "different precision .*: float32 (record of tiny) and bfloat16"),
+        (("--images", "10"), "different data"),
+        (("--on", "test"), "different data"),
+    ],
+)
+def test_a_record_is_asked_the_same_before_anything_is_measured(
+    run: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    file = measure_landscape(run / "best.safetensors", Plan(**QUICK))[1]
+    monkeypatch.setattr("flatrock.cli.landscape.measure_landscape", None)
+    done = flatrock("landscape", file, run, "--which", "last", "--directions", "2", *FEW, *words)
+    assert done.exit_code == 2, done.output
+    assert re.search(re.escape(message).replace(re.escape(".*"), ".*"), " ".join(done.output.split()))
+
+
+def test_a_record_and_a_run_are_drawn_together(run: Path, tmp_path: Path) -> None:
+    for kind in ("weight-1d", "input"):
+        asked = {"kind": kind, **(QUICK if kind != "input" else {"points": 3, "images": 2})}
+        file = measure_landscape(run / "best.safetensors", Plan(**asked))[1]
+        words = [part for key, value in asked.items() for part in (f"--{key}", str(value))]
+        done = flatrock("landscape", file, run, "--which", "last", *words, "--device", "cpu", "--out", tmp_path / "f")
+        assert done.exit_code == 0, done.output
 
 
 def test_damaged_records_are_named(run: Path, tmp_path: Path) -> None:

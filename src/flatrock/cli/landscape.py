@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
@@ -108,7 +109,7 @@ def run(
         check_out(*_files(prefix))
         where = plan.devices(named_devices(device))
         foreign = ForeignModel(**own, which=which) if any_given(own) else None
-        found = look(sources or [], plan, words(which), foreign=foreign, data_folder=data_dir)
+        found = look(sources or [], plan, words(which), foreign=foreign, data_folder=data_dir, device=where[0])
         at = _radius(plan, found, None if radius is None else numeric("radius", radius))
         how: dict[str, Any] = {"folder": prefix.parent, "data_folder": data_dir, "device": where, "resume": resume}
         with TerminalProgress() as progress:
@@ -154,6 +155,7 @@ def look(
     *,
     foreign: ForeignModel | None,
     data_folder: Path | None,
+    device: torch.device | str,
 ) -> list[Found]:
     """The landscapes read and what is to be measured; ConfigError if they could not be drawn together."""
     found: list[Found] = []
@@ -168,7 +170,7 @@ def look(
         check_alike(stored)
     fresh = [item for item in found if not isinstance(item, Landscape)]
     # What is odd of a recipe is said as it is measured.
-    check_comparable(fresh, plan, stored=stored, data_folder=data_folder, progress=Silent())
+    check_comparable(fresh, plan, stored=stored, data_folder=data_folder, device=device, progress=Silent())
     return found
 
 

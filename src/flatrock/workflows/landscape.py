@@ -75,9 +75,8 @@ def measure_landscape(
     subject = _subject(_opened(source, plan, folder, data_folder, listener), plan, devices[0])
     trained = subject.trained
     target, part = (trained.folder / f"{plan.stem(trained.stem)}.{end}" for end in ("json", "part"))
-    half = plan.precision == "half" or (plan.precision == "auto" and subject.device.type == "cuda")
     size = plan.batch_size or (GPU_BATCH if subject.device.type == "cuda" else CPU_BATCH)
-    identity = _identity(subject, plan, size, half=half and plan.kind != "input")
+    identity = _identity(subject, plan, size)
     known = stored(target, Landscape.from_file, must=resume)
     odd = [] if known is None else differences(json_text(dict(known.identity)), identity)
     if resume and known is not None:
@@ -90,7 +89,7 @@ def measure_landscape(
     total = _units(subject, plan)
     listener.begin(f"{plan.kind} landscape of {trained.title}", total, before)
     try:
-        found = _walked(subject, plan, ledger, listener, size, half=half, devices=devices)
+        found = _walked(subject, plan, ledger, listener, size, devices=devices)
     finally:
         listener.end()
     about: dict[str, Any] = {"seconds": round(time.monotonic() - begun, 3), "measured": total - before, "points": total}
@@ -122,7 +121,7 @@ def _subject(trained: Trained, plan: Plan, device: torch.device) -> Subject:
     return Subject(trained, model, threat, data, len(whole), axis, device, known_by)
 
 
-def _identity(subject: Subject, plan: Plan, batch_size: int, *, half: bool) -> dict[str, Any]:
+def _identity(subject: Subject, plan: Plan, batch_size: int) -> dict[str, Any]:
     """What must be the same for a measurement to go on; of an attack of the user's also its code, and what it holds."""
     attack = plan.made_attack()
     told = {} if attack is None else describe(attack, subject.threat)
@@ -136,7 +135,7 @@ def _identity(subject: Subject, plan: Plan, batch_size: int, *, half: bool) -> d
         "threat": [subject.threat.norm, subject.threat.eps],
         "flatrock": VERSION,
         "batch_size": batch_size,
-        "precision": "bfloat16" if half else "float32",
+        "precision": plan.computes_in(subject.device),
         "device": subject.device.type,
     }
 
@@ -155,7 +154,6 @@ def _walked(
     progress: Progress,
     batch_size: int,
     *,
-    half: bool,
     devices: Sequence[torch.device],
 ) -> dict[str, Any]:
     """Measure what is missing; the values, and what a reader must know beside them."""
@@ -175,7 +173,7 @@ def _walked(
         attack=attack,
         seed=seed.child("attack"),
         batch_size=batch_size,
-        half=half,
+        half=plan.computes_in(subject.device) == "bfloat16",
     )
     count = plan.directions or 1
     how: dict[str, Any] = {"ledger": ledger, "progress": progress, "devices": devices}

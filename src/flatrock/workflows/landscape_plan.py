@@ -92,6 +92,11 @@ class Plan:
             )
         return found
 
+    def computes_in(self, device: torch.device) -> str:
+        """The numbers the attack computes in: bfloat16, or float32, which is all that an input landscape knows."""
+        half = self.precision == "half" or (self.precision == "auto" and device.type == "cuda")
+        return "bfloat16" if half and self.kind != "input" else "float32"
+
     def axis(self, threat: Threat, pixels: int) -> Axis:
         """The grid. An input step of size a moves every pixel by a: that is a in Linf, a sqrt(pixels) in L2."""
         edge = threat.eps if threat.norm == "linf" else threat.eps / pixels**0.5

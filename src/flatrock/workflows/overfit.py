@@ -99,7 +99,7 @@ def study_runs(
     files = _looked_up([folder.resolve() for folder in folders], which)
     every = [file for found in files.values() for file in found]
     selections = {folder: _selection(found[0]) for folder, found in files.items() if found}
-    check_comparable(every, plan, data_folder=data_folder, progress=progress)
+    check_comparable(every, plan, data_folder=data_folder, device=device, progress=progress)
     # After threats: options of an attack follow from them.
     check_selections({folder.name: one for folder, one in selections.items()})
     listener, points = progress or Silent(), 1 + 2 * (plan.directions or 1)
