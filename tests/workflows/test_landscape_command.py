@@ -94,6 +94,7 @@ def test_the_command_draws_surfaces(run: Path, tmp_path: Path, kind: str) -> Non
         (("--radius", "0.47"), "radius 0.47 is no point of the grid, 21 points to 1; the nearest is 0.5, or choose"),
         (("--radius", "x"), "radius: expected a number"),
         (("--ids", "1,b", "--kind", "input"), "whole numbers"),
+        (("--ids", "3,17,3", "--kind", "input"), "ids must differ, got (3, 17, 3) with 3 more than once"),
         (("--span", "1/0"), "span: '1/0' divides by zero"),
         (("--device", "tpu"), "unknown device"),
         (("--which", ""), "which names no checkpoint"),
@@ -188,6 +189,21 @@ def test_a_record_is_asked_the_same_before_anything_is_measured(
     done = flatrock("landscape", file, run, "--which", "last", "--directions", "2", *FEW, *words)
     assert done.exit_code == 2, done.output
     assert re.search(re.escape(message).replace(re.escape(".*"), ".*"), " ".join(done.output.split()))
+
+
+def test_records_alone_take_no_option_of_a_measurement(run: Path, tmp_path: Path) -> None:
+    file = measure_landscape(run / "best.safetensors", Plan(**QUICK))[1]
+    for words, told in (
+        (("--points", "21"), "--points 21: records are drawn as they were measured"),
+        (("--seed", "0", "--which", "last"), "--which last, --seed 0: records"),
+        (("--data-dir", tmp_path), f"--data-dir {tmp_path}: records"),
+    ):
+        done = flatrock("landscape", file, *words)
+        assert done.exit_code == 2, done.output
+        assert told in " ".join(done.output.split())
+    kept = ("--kind", "weight-1d", "--radius", "1", "--resume", "--device", "cpu", "--out", tmp_path / "again")
+    done = flatrock("landscape", file, *kept)
+    assert done.exit_code == 0, done.output
 
 
 def test_a_record_and_a_run_are_drawn_together(run: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.drawn_again import check_drawn_again
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
 from flatrock.cli.shared import beside, check_out, named, numeric, words
 from flatrock.core.device import named_devices
@@ -67,6 +68,7 @@ Seed = Annotated[int, typer.Option(help="seed of directions and of the attack's 
 
 
 def run(
+    ctx: typer.Context,
     sources: Sources = None,
     kind: Kind = "weight-1d",
     which: Which = "auto",
@@ -103,6 +105,7 @@ def run(
     asked |= {"attack": attack, "seed": seed, "batch_size": batch_size, "precision": precision}
     with friendly(AGAIN):
         check_sources(sources or [], own, "measure")
+        check_drawn_again(ctx, sources or [], measures=any_given(own), heeded=("kind", "radius"))
         far = None if span is None else numeric("span", span)
         plan = Plan(**asked, span=far, ids=None if ids is None else _numbers(ids))
         prefix = named(out) or beside([Path()] if any_given(own) else sources or [], f"landscape-{plan.kind}")

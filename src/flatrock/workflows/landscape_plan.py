@@ -61,6 +61,9 @@ class Plan:
         for name in FOREIGN[self.kind]:
             if getattr(self, name) is not None:
                 raise ConfigError(f"{self.kind} landscapes have no {name}, got {getattr(self, name)!r}; leave it out")
+        if twice := [i for i in dict.fromkeys(self.ids or ()) if (self.ids or ()).count(i) > 1]:
+            told = ", ".join(map(str, twice))
+            raise ConfigError(f"ids must differ, got {self.ids} with {told} more than once; name each image once")
         if self.ids is not None and self.images is not None:
             raise ConfigError("images says how many and ids says which; keep one of them")
         for name, value in DEFAULTS[self.kind].items():
