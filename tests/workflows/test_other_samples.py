@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_training_samples_are_those_of_the_run(
         refused = call(command, "other", "--on", on, *more)
         told = " ".join(refused.output.split())
         assert refused.exit_code == 2, refused.output
-        assert "is not the one the run was trained on" in told
+        assert f"is not the one {tmp_path / 'run'} was trained on" in told
         assert "give the data it was trained on (--data-dir)" in told
     assert records(tmp_path) == before
 
@@ -114,6 +115,29 @@ def test_a_study_takes_up_no_record_of_other_test_samples(call: Callable[..., Re
     done = call("overfit", "other", "--on", "test", "--fresh")
     assert done.exit_code == 0, done.output
     assert "replaced the record of another measurement (different: data)" in " ".join(done.output.split())
+
+
+def test_a_run_of_an_old_version_does_not_tell_its_training_set(call: Callable[..., Result], tmp_path: Path) -> None:
+    """So its samples are not refused, but a record of others is not replaced silently either."""
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    del told["provenance"]["training_set"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(told))
+    assert call("landscape", "own").exit_code == 0
+    assert "(different: data)" in call("landscape", "other", "--resume").output
+    assert "replaced the record of another measurement" in " ".join(call("landscape", "other").output.split())
+
+
+def test_several_runs_are_looked_at_before_any_is_measured(trained: Path, tmp_path: Path) -> None:
+    """Two runs of one recipe, of which one was trained on other samples."""
+    runs = [tmp_path / name for name in ("own", "other")]
+    shutil.copytree(trained / "run", runs[0])
+    done = flatrock("train", "moons_at", *NPZ, "--data-dir", trained / "other", "--run-dir", runs[1])
+    assert done.exit_code == 0, done.output
+    for command in ("landscape", "overfit"):
+        done = flatrock(command, *runs, "--data-dir", trained / "own", *FEW[command])
+        assert done.exit_code == 2, done.output
+        assert f"is not the one {runs[1]} was trained on" in " ".join(done.output.split())
+    assert not [file for run in runs for file in run.glob("landscape-*")]
 
 
 def test_the_number_of_training_samples_is_that_of_the_run(call: Callable[..., Result]) -> None:

@@ -62,7 +62,8 @@ def check_comparable(
     for path, (recipe, known) in recipes.items():
         key = repr(recipe.data), known
         if key not in parts:
-            parts[key] = _digested(data_part(recipe, str(plan.on), data_folder, training_set=known), plan)
+            whole = data_part(recipe, str(plan.on), data_folder, training_set=known, run=path.parent)
+            parts[key] = _digested(whole, plan)
         samples.append((str(path), *parts[key]))
     samples += [(other.label, *_digested(other.part(str(plan.on), data_folder), plan)) for other in others]
     told = [(at, which) for at, which, _ in samples]

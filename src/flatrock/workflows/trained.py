@@ -123,7 +123,7 @@ def _of_run(source: Source, which: str, data_folder: Path | None, progress: Prog
         folder=path.parent,
         stem=path.stem,
         about={"run": run, **facts(path, recipe, meta), "train_seed": recipe.seed},
-        part=lambda on: data_part(recipe, on, data_folder, training_set=known),
+        part=lambda on: data_part(recipe, on, data_folder, training_set=known, run=path.parent),
         examine=fits,
         threat=build_threat(recipe),
         attack=recipe.select.attack,
