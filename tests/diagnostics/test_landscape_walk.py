@@ -269,6 +269,14 @@ def test_shared_weights_move_once_and_come_back() -> None:
         assert point["clean_loss"] == pytest.approx(float(F.cross_entropy(other(x), y)), rel=1e-6)
 
 
+def test_what_moves_is_told_by_name_and_shape() -> None:
+    """The same weights behind a wrapper have other names, and with them other directions."""
+    wrapped = Shifted(frozen=False)
+    one, same, behind = (moved(net) for net in (wrapped.model, create_model("digits_cnn", seed=4), wrapped))
+    assert one == same
+    assert {name for name in one if one[name] != behind[name]} == {"digest"}
+
+
 def test_a_network_without_matrices_has_no_direction() -> None:
     with pytest.raises(ModelError, match="no filters to move"):
         filter_direction(nn.BatchNorm2d(3), Seed(0))

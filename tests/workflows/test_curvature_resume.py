@@ -185,7 +185,7 @@ def test_a_finished_record_is_read_if_it_answers_the_question(run: Path, monkeyp
         with pytest.raises(TypeError):
             measure_curvature(run / "last.safetensors", FEW, replace(QUICK, rho=0.1))
     assert file.read_bytes() == before
-    for name in ("weights_digest", "data_digest", "flatrock"):
+    for name in ("weights_digest", "flatrock"):
         for part in run.glob("*.part"):
             part.unlink()
         values = json.loads(before)
@@ -194,6 +194,15 @@ def test_a_finished_record_is_read_if_it_answers_the_question(run: Path, monkeyp
         record = measure_curvature(run / "last.safetensors", FEW, QUICK, resume=True)[0]
         assert told(record) == told(first)
         assert told(CurvatureRecord.from_json(file.read_bytes())) == told(first)
+    values = json.loads(before)
+    values["provenance"]["data_digest"] = "another"
+    file.write_text(json.dumps(values))
+    with pytest.raises(StateError, match=r"a record of something else \(different: data\)"):
+        measure_curvature(run / "last.safetensors", FEW, QUICK, resume=True)
+    # One of an older version does not tell its samples.
+    del values["provenance"]["data_digest"]
+    file.write_text(json.dumps(values))
+    assert told(measure_curvature(run / "last.safetensors", FEW, QUICK, resume=True)[0]) == told(first)
 
 
 def test_the_command_goes_on_where_it_was_stopped(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

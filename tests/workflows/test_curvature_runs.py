@@ -124,6 +124,12 @@ def test_the_command_measures_tells_and_draws(run: Path, tmp_path: Path) -> None
     assert (tmp_path / "again-layers.png").is_file()
 
 
+def test_records_alone_take_no_option_of_a_measurement(run: Path, measured: tuple[CurvatureRecord, Path]) -> None:
+    done = call(measured[1], "--probes", "9", "--no-layers")
+    assert done.exit_code == 2, done.output
+    assert "--probes 9, --no-layers: records are drawn as they were measured" in " ".join(done.output.split())
+
+
 def test_without_layers_there_is_no_picture_of_them(run: Path, tmp_path: Path) -> None:
     done = call(run, *WORDS, "--no-layers", "--seed", "5", "--out", tmp_path / "plain")
     assert done.exit_code == 0, done.output

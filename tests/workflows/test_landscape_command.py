@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def test_the_command_draws_surfaces(run: Path, tmp_path: Path, kind: str) -> Non
         (("--radius", "0.47"), "radius 0.47 is no point of the grid, 21 points to 1; the nearest is 0.5, or choose"),
         (("--radius", "x"), "radius: expected a number"),
         (("--ids", "1,b", "--kind", "input"), "whole numbers"),
+        (("--ids", "3,17,3", "--kind", "input"), "ids must differ, got (3, 17, 3) with 3 more than once"),
         (("--span", "1/0"), "span: '1/0' divides by zero"),
         (("--device", "tpu"), "unknown device"),
         (("--which", ""), "which names no checkpoint"),
@@ -165,6 +167,54 @@ def test_runs_that_cannot_be_compared_are_refused_before_anything_is_measured(
             assert str(other) in done.output.replace("\n", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--points", "5"), "different axis .*: 3 points to 1 (record of tiny) and 5 points to 1 (asked for)"),
+        (("--span", "0.5"), "different axis .*: 3 points to 1 (record of tiny) and 3 points to 0.5"),
+        (("--directions", "3"), "different directions .*: 2 (record of tiny) and 3"),
+        (("--attack", "pgd-3"), "different attack .*: name pgd-2, "),
+        (("--attack", "none"), "different attack"),
+        (("--seed", "1"), "different seed .*: 0 (record of tiny) and 1 (asked for); measure them alike"),
+        (("--precision", "half"), "different precision .*: float32 (record of tiny) and bfloat16"),
+        (("--images", "10"), "different data"),
+        (("--on", "test"), "different data"),
+    ],
+)
+def test_a_record_is_asked_the_same_before_anything_is_measured(
+    run: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    file = measure_landscape(run / "best.safetensors", Plan(**QUICK))[1]
+    monkeypatch.setattr("flatrock.cli.landscape.measure_landscape", None)
+    done = flatrock("landscape", file, run, "--which", "last", "--directions", "2", *FEW, *words)
+    assert done.exit_code == 2, done.output
+    assert re.search(re.escape(message).replace(re.escape(".*"), ".*"), " ".join(done.output.split()))
+
+
+def test_records_alone_take_no_option_of_a_measurement(run: Path, tmp_path: Path) -> None:
+    file = measure_landscape(run / "best.safetensors", Plan(**QUICK))[1]
+    for words, told in (
+        (("--points", "21"), "--points 21: records are drawn as they were measured"),
+        (("--seed", "0", "--which", "last"), "--which last, --seed 0: records"),
+        (("--data-dir", tmp_path), f"--data-dir {tmp_path}: records"),
+    ):
+        done = flatrock("landscape", file, *words)
+        assert done.exit_code == 2, done.output
+        assert told in " ".join(done.output.split())
+    kept = ("--kind", "weight-1d", "--radius", "1", "--resume", "--device", "cpu", "--out", tmp_path / "again")
+    done = flatrock("landscape", file, *kept)
+    assert done.exit_code == 0, done.output
+
+
+def test_a_record_and_a_run_are_drawn_together(run: Path, tmp_path: Path) -> None:
+    for kind in ("weight-1d", "input"):
+        asked = {"kind": kind, **(QUICK if kind != "input" else {"points": 3, "images": 2})}
+        file = measure_landscape(run / "best.safetensors", Plan(**asked))[1]
+        words = [part for key, value in asked.items() for part in (f"--{key}", str(value))]
+        done = flatrock("landscape", file, run, "--which", "last", *words, "--device", "cpu", "--out", tmp_path / "f")
+        assert done.exit_code == 0, done.output
+
+
 def test_damaged_records_are_named(run: Path, tmp_path: Path) -> None:
     binary = tmp_path / "a.json"
     binary.write_bytes(b"\xff\x00")
@@ -181,8 +231,8 @@ def test_a_run_named_by_a_dot_has_a_name(run: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_data_of_other_classes_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def renamed(*args: Any) -> Any:
-        data = data_part(*args)
+    def renamed(*args: Any, **options: Any) -> Any:
+        data = data_part(*args, **options)
         return replace(data, class_names=tuple(reversed(data.class_names)))
 
     monkeypatch.setattr("flatrock.workflows.trained.data_part", renamed)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.runs import EpochRecord, Run
-from flatrock.diagnostics.overfit import Study
+from flatrock.diagnostics.overfit import Selection, Study
 from flatrock.diagnostics.surface import Landscape
 from flatrock.reports.overfit import draw_overfit, overfit_table
 from flatrock.workflows.overfit import sharpness_plan, study_runs
@@ -58,7 +58,7 @@ def landscape(epoch: int, rise: float) -> Landscape:
 def made_up() -> Study:
     epochs = (record(1, 0.2, 0.2), record(2, 0.6, 0.7), record(3, None), record(4, 0.5, 0.9), record(5, 0.4, 0.95))
     kept = (landscape(2, 1.0), landscape(3, 9.0), landscape(4, 2.0), landscape(5, 3.0))
-    return Study(Run(Path("made up"), epochs, "finished"), kept)
+    return Study(Run(Path("made up"), epochs, "finished"), kept, Selection("held_out", "pgd-7", {"steps": 7}))
 
 
 def test_a_study_pairs_gaps_with_sharpness_where_it_has_both() -> None:
@@ -68,7 +68,7 @@ def test_a_study_pairs_gaps_with_sharpness_where_it_has_both() -> None:
     assert study.pairs == pytest.approx(np.array([[0.1, 2.0], [0.4, 4.0], [0.55, 6.0]]))
     assert study.correlation == pytest.approx(1.0)
     assert study.to_dict()["kept"] == [2, 3, 4, 5]
-    few = Study(study.run, study.landscapes[:1])
+    few = replace(study, landscapes=study.landscapes[:1])
     assert np.isnan(few.correlation)
     assert few.to_dict()["correlation"] is None
 
@@ -76,6 +76,21 @@ def test_a_study_pairs_gaps_with_sharpness_where_it_has_both() -> None:
 def test_the_table_tells_best_from_last() -> None:
     row = overfit_table({"a": made_up()}).rows[0]
     assert row == ("a", "60.0 (2)", "40.0 (5)", "10.0", "55.0", "6.00 ± 4.24", "+1.00")
+
+
+def test_a_sharpness_of_another_epoch_than_the_last_says_which() -> None:
+    study = made_up()
+    row = overfit_table({"a": replace(study, landscapes=study.landscapes[:3])}).rows[0]
+    assert (row[2], row[5]) == ("40.0 (5)", "4.00 ± 2.83 (4)")
+
+
+def test_a_run_chosen_on_the_test_set_bears_a_star(tmp_path: Path) -> None:
+    study = replace(made_up(), selection=Selection("test"))
+    assert overfit_table({"a": study}).rows[0][0] == "a*"
+    assert study.to_dict()["selected_on"] == "test"
+    text = draw_overfit({"a": study}, tmp_path / "a.svg").read_text()
+    assert text.count("* chosen on the test set") == 1 and "a* (+1.00)" in text
+    assert "*" not in overfit_table({"a": made_up()}).rows[0][0]
 
 
 def test_a_run_that_was_never_probed_is_no_study() -> None:
@@ -105,9 +120,13 @@ def test_the_picture_is_the_same_every_time(tmp_path: Path) -> None:
 def test_unlike_studies_are_not_drawn_together(tmp_path: Path) -> None:
     other = made_up()
     eps = replace(other, landscapes=tuple(replace(r, threat={"norm": "linf", "eps": 0.2}) for r in other.landscapes))
-    tests = tuple(replace(r, selected_on="test") for r in other.run.records)
-    gaps = replace(other, run=replace(other.run, records=tests))
-    for unlike, message in ((eps, "different threat .* 0.1.* and .* 0.2"), (gaps, "gaps on different data")):
+    gaps = replace(other, selection=replace(other.selection, data="test"))
+    fgsm = replace(other, selection=Selection("held_out", "fgsm", {}))
+    for unlike, message in (
+        (eps, "different threat .* 0.1.* and .* 0.2"),
+        (gaps, "gaps on different data"),
+        (fgsm, r"under different attacks .*: pgd-7 \(a\) and fgsm \(b\); train with one select.attack"),
+    ):
         for refuses in (overfit_table, lambda studies: draw_overfit(studies, tmp_path / "a.png")):
             with pytest.raises(ConfigError, match=message):
                 refuses({"a": made_up(), "b": unlike})
@@ -190,6 +209,29 @@ def test_runs_of_different_threats_are_refused_before_anything_is_measured(
     monkeypatch.setattr("flatrock.workflows.overfit.measure_landscape", None)
     with pytest.raises(ConfigError, match=r"different threat .* eps 0\.05 .*other"):
         study_runs([run, other], sharpness_plan(0.5, **QUICK))
+
+
+def test_runs_under_different_attacks_are_refused_before_anything_is_measured(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"other": "fgsm", "same": {"name": "pgd", "steps": 10}}
+    for name, attack in asked.items():
+        options = {"train": {"epochs": 1, "keep": {"every": 1}}, "select": {"attack": attack}}
+        train_recipe("moons_at", folder=tmp_path / name, device="cpu", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr("flatrock.workflows.overfit.measure_landscape", None)
+        with pytest.raises(ConfigError, match=r"under different attacks .*: pgd-10 \(moons\) and fgsm \(other\)"):
+            study_runs([run, tmp_path / "other"], sharpness_plan(0.5, **QUICK))
+    assert len(study_runs([run, tmp_path / "same"], sharpness_plan(0.5, **QUICK))) == 2, "the same in other words"
+
+
+def test_the_command_stars_a_run_chosen_on_the_test_set(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": {"held_out": 0}, "select": "test", "train": {"epochs": 3, "keep": {"every": 2}}}
+    folder = train_recipe("moons_at", folder=tmp_path / "peeked", device="cpu", **options).folder
+    words = ["overfit", str(folder), "--directions", "2", "--images", "20", "--attack", "pgd-2", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "o")])
+    assert done.exit_code == 0, done.output
+    assert "peeked*" in done.output and "* chosen on the test set" in done.output
 
 
 def test_a_run_named_by_a_dot_has_a_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

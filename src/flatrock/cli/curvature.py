@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.drawn_again import check_drawn_again
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
 from flatrock.cli.shared import beside, check_out, named, numeric, one_device, words
 from flatrock.core.errors import StateError
@@ -67,6 +68,7 @@ Seed = Annotated[int, typer.Option(help="seed of random vectors and of the attac
 
 
 def run(
+    ctx: typer.Context,
     sources: Sources = None,
     which: Which = "auto",
     on: On = "train",
@@ -108,6 +110,7 @@ def run(
     curved |= {"top": top, "awp_steps": awp_steps}
     with friendly(AGAIN):
         check_sources(sources or [], own, "measure")
+        check_drawn_again(ctx, sources or [], measures=any_given(own))
         sampling = Sampling(on=on, images=images, attack=attack, precision=precision, batch_size=batch_size, seed=seed)
         curved |= {k: numeric(k, v) for k, v in {"gamma": gamma, "rho": rho, "sigma0": sigma0}.items()}
         settings = Settings(**curved)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.drawn_again import check_drawn_again
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
 from flatrock.cli.shared import beside, check_out, named, numeric, words
 from flatrock.core.device import named_devices
@@ -21,7 +23,8 @@ from flatrock.reports.landscape_page import draw_page
 from flatrock.reports.landscape_surfaces import draw_inputs, draw_surfaces
 from flatrock.workflows.checkpoints import checkpoints
 from flatrock.workflows.foreign_model import ForeignModel
-from flatrock.workflows.landscape import check_comparable, measure_landscape
+from flatrock.workflows.landscape import measure_landscape
+from flatrock.workflows.landscape_alike import check_comparable
 from flatrock.workflows.landscape_plan import Plan
 
 AGAIN = "the same command with --resume goes on from the last finished point"
@@ -65,6 +68,7 @@ Seed = Annotated[int, typer.Option(help="seed of directions and of the attack's 
 
 
 def run(
+    ctx: typer.Context,
     sources: Sources = None,
     kind: Kind = "weight-1d",
     which: Which = "auto",
@@ -101,13 +105,14 @@ def run(
     asked |= {"attack": attack, "seed": seed, "batch_size": batch_size, "precision": precision}
     with friendly(AGAIN):
         check_sources(sources or [], own, "measure")
+        check_drawn_again(ctx, sources or [], measures=any_given(own), heeded=("kind", "radius"))
         far = None if span is None else numeric("span", span)
         plan = Plan(**asked, span=far, ids=None if ids is None else _numbers(ids))
         prefix = named(out) or beside([Path()] if any_given(own) else sources or [], f"landscape-{plan.kind}")
         check_out(*_files(prefix))
         where = plan.devices(named_devices(device))
         foreign = ForeignModel(**own, which=which) if any_given(own) else None
-        found = look(sources or [], plan, words(which), foreign=foreign, data_folder=data_dir)
+        found = look(sources or [], plan, words(which), foreign=foreign, data_folder=data_dir, device=where[0])
         at = _radius(plan, found, None if radius is None else numeric("radius", radius))
         how: dict[str, Any] = {"folder": prefix.parent, "data_folder": data_dir, "device": where, "resume": resume}
         with TerminalProgress() as progress:
@@ -153,6 +158,7 @@ def look(
     *,
     foreign: ForeignModel | None,
     data_folder: Path | None,
+    device: torch.device | str,
 ) -> list[Found]:
     """The landscapes read and what is to be measured; ConfigError if they could not be drawn together."""
     found: list[Found] = []
@@ -167,7 +173,7 @@ def look(
         check_alike(stored)
     fresh = [item for item in found if not isinstance(item, Landscape)]
     # What is odd of a recipe is said as it is measured.
-    check_comparable(fresh, plan, stored=stored, data_folder=data_folder, progress=Silent())
+    check_comparable(fresh, plan, stored=stored, data_folder=data_folder, device=device, progress=Silent())
     return found
 
 

@@ -24,6 +24,7 @@ from flatrock.cli.shared import beside, check_out, named, numeric, one_device, w
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.provenance import birth_certificate
 from flatrock.diagnostics.overfit import Study
+from flatrock.reports.landscape import STAR
 from flatrock.reports.overfit import draw_overfit, overfit_table
 from flatrock.workflows.landscape_plan import Plan
 from flatrock.workflows.overfit import sharpness_plan, study_runs
@@ -81,6 +82,8 @@ def run(
             )
         show(overfit_table(studies))
         say("robust accuracy in percent; gap, train minus selection data, in points; sharpness in nats")
+        if any(study.on_test for study in studies.values()):
+            say(STAR)
         for line in _outcome(studies, plan, prefix, where):
             say(line)
 

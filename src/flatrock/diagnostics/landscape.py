@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flatrock.core.errors import ModelError
+from flatrock.core.files import json_text, sha256
 from flatrock.core.hooks import Shift
 from flatrock.core.rng import Seed
 from flatrock.core.threat import rows
@@ -62,17 +63,18 @@ def _lengths(tensor: Tensor) -> Tensor:
 def moved(model: nn.Module) -> dict[str, Any]:
     """What a direction moves: how many tensors and weights, of how many; `tied` lists names of one and the same tensor.
 
-    Tied tensors move once, and every layer that uses them sees the move.
+    Tied tensors move once, and every layer that uses them sees the move. `digest` is that of the names and shapes of
+    what moves: directions of one seed are the same random numbers for networks of one digest, and for no others.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    every = list(model.parameters())
-    wide = [p for p in every if _moves(p)]
+    wide = {name: p for name, p in model.named_parameters() if _moves(p)}
     return {
         "tensors": len(wide),
-        "weights": sum(p.numel() for p in wide),
-        "all_weights": sum(p.numel() for p in every),
+        "weights": sum(p.numel() for p in wide.values()),
+        "all_weights": sum(p.numel() for p in model.parameters()),
+        "digest": sha256(json_text({name: list(p.shape) for name, p in sorted(wide.items())}))[:16],
         "tied": [group for group in names.values() if len(group) > 1],
     }
 

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from flatrock.core.errors import StateError
+from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.runs import EpochRecord, Run
 from flatrock.diagnostics.surface import Array, Landscape, plain
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a run's epochs were chosen, and so what its accuracies are: on which data, under which attack.
+
+    `label` is what the attack is called, `attack` its options; empty where nothing is known of it.
+    """
+
+    data: str
+    label: str = ""
+    attack: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_selections(selections: Mapping[str, Selection]) -> None:
+    """ConfigError unless accuracies and gaps of these runs can stand in one table: on alike data, under one attack."""
+    where = {name: one.data for name, one in selections.items()}
+    if len(set(where.values())) > 1:
+        raise ConfigError(
+            f"gaps on different data are not drawn together: {where}; train with one select.data, or draw them apart"
+        )
+    (first, mine), *others = selections.items()
+    for name, one in others:
+        if one.attack != mine.attack:
+            raise ConfigError(
+                f"robust accuracies under different attacks are not drawn together: {mine.label} ({first}) and "
+                f"{one.label} ({name}); train with one select.attack, or draw them apart"
+            )
 
 
 @dataclass(frozen=True)
@@ -21,6 +50,7 @@ class Study:
 
     run: Run
     landscapes: tuple[Landscape, ...]
+    selection: Selection
 
     def __post_init__(self) -> None:
         if not self.probed or not self.landscapes:
@@ -32,6 +62,11 @@ class Study:
     def probed(self) -> list[EpochRecord]:
         """The epochs whose accuracy was measured."""
         return [r for r in self.run.records if r.robust is not None]
+
+    @property
+    def on_test(self) -> bool:
+        """Whether its best epoch was chosen by looking at the test set."""
+        return self.selection.data == "test"
 
     @property
     def ends(self) -> tuple[EpochRecord, EpochRecord]:
@@ -74,6 +109,7 @@ class Study:
             "robust": [r.robust for r in self.probed],
             "train_robust": [r.train_robust for r in self.probed],
             "gap": [r.gap for r in self.probed],
+            "selected_on": self.selection.data,
             "best_epoch": None if best is None else best.epoch,
             "kept": self.epochs,
             "sharpness": plain(self.rises),

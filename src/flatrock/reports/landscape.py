@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Of the loss axis: the means fill this share of it, single directions may leave it.
 ROOM = 1.15
+STAR = "* chosen on the test set"
 
 
 def check_alike(records: Sequence[Landscape]) -> None:
@@ -126,8 +127,8 @@ def paired(records: Sequence[Landscape], at: float = 0.5) -> list[str]:
     """How much more the loss of each landscape rises than that of the first, direction by direction.
 
     At the measured radius nearest to `at`, as in the table.
-    Directions of one number come from the same random numbers if the networks have the same layers, so that their
-    difference has less spread than each of them.
+    Directions of one number come from the same random numbers if the networks have the same layers by the same names,
+    so that their difference has less spread than each of them. Of others there is only the reason why not.
     """
     check_alike(records)
     names = labels(records)
@@ -135,7 +136,10 @@ def paired(records: Sequence[Landscape], at: float = 0.5) -> list[str]:
     at = nearest_radius(first.axis, at)
     told = []
     for name, record in zip(names[1:], records[1:], strict=True):
-        if record.kind != "weight-1d" or record.count < 2 or record.moved != first.moved:
+        if record.kind != "weight-1d" or record.count < 2:
+            continue
+        if why := _unpaired(first, record):
+            told.append(f"{name} minus {names[0]}: not compared direction by direction, {why}")
             continue
         difference = record.rise_at(at) - first.rise_at(at)
         lower = int((difference < 0).sum())
@@ -144,6 +148,18 @@ def paired(records: Sequence[Landscape], at: float = 0.5) -> list[str]:
             "directions"
         )
     return told
+
+
+def _unpaired(first: Landscape, other: Landscape) -> str:
+    """Why directions of the same number are not the same for both; nothing if they are, or no record tells."""
+    known = ["digest" in record.moved for record in (first, other)]
+    if all(known) or not any(known):
+        return (
+            ""
+            if first.moved == other.moved
+            else "their layers or the names of those differ, and so their directions do"
+        )
+    return "as one record is of an older version and does not say which tensors moved; measure it again"
 
 
 def caption(records: Sequence[Landscape]) -> str:
@@ -163,7 +179,7 @@ def caption(records: Sequence[Landscape]) -> str:
         what,
         f"seed {about.get('seed')}",
         _seeds(records),
-        "* chosen on the test set" if any(r.marks for r in records) else "",
+        STAR if any(r.marks for r in records) else "",
         devices(r.provenance for r in records),
     ]
     return "; ".join(part for part in told if part)

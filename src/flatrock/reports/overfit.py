@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatrock.core.errors import ConfigError
-from flatrock.diagnostics.overfit import Study
-from flatrock.reports.landscape import caption, check_alike, spread
+from flatrock.diagnostics.overfit import Study, check_selections
+from flatrock.reports.landscape import STAR, caption, check_alike, spread
 from flatrock.reports.style import MARKS, blank, dress, finish, line_style
 from flatrock.reports.table import Table
 
@@ -22,27 +21,31 @@ HEADER = ("run", "best\n(epoch)", "last\n(epoch)", "gap\nbest", "gap\nlast", "sh
 
 
 def check_studies(studies: Mapping[str, Study]) -> None:
-    """Studies that can share a picture: landscapes alike, gaps on the same kind of data; else ConfigError."""
+    """Studies that can share a picture: landscapes alike, accuracies of alike data and attacks; else ConfigError."""
     check_alike([record for study in studies.values() for record in study.landscapes])
-    where = {name: study.probed[0].selected_on for name, study in studies.items()}
-    if len(set(where.values())) > 1:
-        raise ConfigError(
-            f"gaps on different data are not drawn together: {where}; train with one select.data, or draw them apart"
-        )
+    check_selections({name: study.selection for name, study in studies.items()})
+
+
+def starred(name: str, study: Study) -> str:
+    """The name of a run, with a star if its best epoch was chosen on the test set."""
+    return f"{name}*" if study.on_test else name
 
 
 def overfit_table(studies: Mapping[str, Study]) -> Table:
-    """One row per run: robust accuracy of the best and the last epoch, their gaps, and the last sharpness."""
+    """One row per run: robust accuracy of the best and the last epoch, their gaps, and the last sharpness.
+
+    That is of the last epoch measured: another one than the last one probed is told beside it.
+    """
     check_studies(studies)
     rows = []
     for name, study in studies.items():
         best, last = study.ends
         rows.append(
             (
-                name,
+                starred(name, study),
                 *(f"{_points(end.robust)} ({end.epoch})" for end in (best, last)),
                 *(_points(end.gap) for end in (best, last)),
-                spread(study.rises[-1], 2),
+                spread(study.rises[-1], 2) + ("" if study.epochs[-1] == last.epoch else f" ({study.epochs[-1]})"),
                 "" if np.isnan(study.correlation) else f"{study.correlation:+.2f}",
             )
         )
@@ -68,9 +71,9 @@ def draw_overfit(studies: Mapping[str, Study], path: Path) -> Path:
         known = "" if np.isnan(study.correlation) else f" ({study.correlation:+.2f})"
         mark = MARKS[i % len(MARKS)]
         cloud.plot(100 * study.pairs[:, 0], study.pairs[:, 1], mark, color=style["color"], markersize=5, alpha=0.8)
-        cloud.plot([], [], mark, color=style["color"], markersize=5, label=f"{name}{known}")
+        cloud.plot([], [], mark, color=style["color"], markersize=5, label=f"{starred(name, study)}{known}")
     first = next(iter(studies.values()))
-    where = first.probed[0].selected_on.replace("_", "-")
+    where = first.selection.data.replace("_", "-")
     at = f"{first.landscapes[0].axis[-1]:g}"
     dress(accuracy, "robust accuracy", "epoch", "percent", whole_x=True)
     dress(gap, f"robust generalization gap (train - {where})", "epoch", "points", whole_x=True)
@@ -104,4 +107,5 @@ def _sharpness(axes: Axes, study: Study, style: dict[str, Any]) -> None:
 
 
 def _caption(studies: Sequence[Study]) -> str:
-    return f"accuracies under the recipe's selection attack. Sharpness: {caption([s.landscapes[-1] for s in studies])}"
+    text = f"accuracies under the recipe's selection attack. Sharpness: {caption([s.landscapes[-1] for s in studies])}"
+    return f"{text}; {STAR}" if any(s.on_test for s in studies) and STAR not in text else text

@@ -29,7 +29,7 @@ from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.recipes.restore import Source
 from flatrock.recipes.schema import Recipe
 from flatrock.workflows.foreign_model import ForeignModel, out_faults
-from flatrock.workflows.trained import Trained, check_replaced, open_trained, said
+from flatrock.workflows.trained import Trained, check_replaced, open_trained, said, stored, tell_replaced
 
 # Attacks that train on noise of a sigma.
 NOISY: dict[str, type[Gaussian | SmoothPGD]] = {"gaussian": Gaussian, "smooth-pgd": SmoothPGD}
@@ -68,14 +68,12 @@ def certify_run(
     test = fair_subset(whole, limit)
     target = out or trained.folder / f"{_stem(trained.stem, smoothing, len(test), seed)}.json"
     identity = {**_identity(trained.digest, test, smoothing, seed, devices[0]), **known_by}
-    about = {
-        **birth_certificate(device=devices[0], seed=seed, **trained.about),
-        "data": said("test", test, len(whole)),
-        **_training_noise(trained.recipe),
-        "asked": identity,
-    }
+    born = birth_certificate(device=devices[0], seed=seed, **trained.about)
+    about = {**born, "data": said("test", test, len(whole)), **_training_noise(trained.recipe), "asked": identity}
     part = target.with_suffix(".part")
-    if resume and (known := _finished(trained, target, about, smoothing, test)):
+    known = stored(target, lambda file: Certificate.from_json(file.read_bytes(), str(file)), must=resume)
+    odd = None if known is None else _different(known, identity)
+    if resume and known and odd is not None and _finished(known, trained, target, about, odd, smoothing, test):
         part.unlink(missing_ok=True)  # of a repetition that was stopped
         return known, target
     ledger = Ledger(part, identity, resume=resume)
@@ -95,6 +93,7 @@ def certify_run(
     )
     _store(found, target)
     ledger.close()
+    tell_replaced(odd or (), progress)
     return found, target
 
 
@@ -165,20 +164,27 @@ def _identity(model: str, test: Dataset, smoothing: Smoothing, seed: int, device
     }
 
 
-def _finished(
-    trained: Trained, target: Path, about: Mapping[str, Any], smoothing: Smoothing, test: Dataset
-) -> Certificate | None:
-    """The certificate that answers this question, wherever it was computed; None if there is none."""
-    if not target.is_file():
-        return None
-    known = Certificate.from_json(target.read_bytes(), str(target))
+def _different(known: Certificate, identity: Mapping[str, Any]) -> list[str] | None:
+    """In what a certificate is of something else, wherever it was computed; None if it does not tell what it is of."""
     asked = known.provenance.get("asked")
     if not isinstance(asked, dict):
         return None
-    other = differences(json_text({**asked, "device": None}), {**about["asked"], "device": None})
+    return differences(json_text({**asked, "device": None}), {**identity, "device": None})
+
+
+def _finished(
+    known: Certificate,
+    trained: Trained,
+    target: Path,
+    about: Mapping[str, Any],
+    other: Sequence[str],
+    smoothing: Smoothing,
+    test: Dataset,
+) -> bool:
+    """Whether this certificate answers the question; StateError if it is of something else, or damaged."""
     check_replaced(trained, target, other)
     if other:
-        return None
+        return False
     odd = [name for name in _TOLD if known.provenance.get(name, "") != about.get(name, "")]
     expected = {"smoothing": smoothing, "shape": test.input_shape}
     odd += [name for name, value in expected.items() if getattr(known, name) != value]
@@ -187,7 +193,7 @@ def _finished(
     ]
     if odd:
         raise StateError(f"{target} is damaged (wrong: {', '.join(odd)}); certify again, without --resume")
-    return known
+    return True
 
 
 def _training_noise(recipe: Recipe | None) -> dict[str, float | None]:

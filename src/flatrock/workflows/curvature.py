@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.catalog import describe, parse_attack
 from flatrock.attacks.craft import craft
-from flatrock.core.errors import ConfigError
+from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.files import json_text, sha256, write_atomic
 from flatrock.core.identity import ANSWERS, MODEL_CODE, differences
 from flatrock.core.options import choose, count
@@ -31,7 +31,7 @@ from flatrock.diagnostics.kept import Kept
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import fitting
 from flatrock.workflows.foreign_model import ForeignModel
-from flatrock.workflows.trained import Trained, check_replaced, open_trained, said
+from flatrock.workflows.trained import Trained, check_replaced, open_trained, said, stored, tell_replaced
 
 PRECISIONS = {"single": torch.float32, "double": torch.float64}
 # Samples at a time unless told otherwise; halved where memory is short.
@@ -115,7 +115,9 @@ def measure_curvature(
     plan = _plan(subject, sampling, settings, beta)
     target = _target(plan, subject, sampling)
     part, identity = target.with_suffix(".part"), _identity(plan, sampling, device)
-    if resume and (known := _finished(trained, target, plan)):
+    known = stored(target, _read, must=resume)
+    odd = _different(known, plan)
+    if resume and (known := _finished(trained, target, known, odd)):
         part.unlink(missing_ok=True)  # of a repetition that was stopped
         listener.say(f"read {target}, which was measured before")
         return known, target
@@ -145,6 +147,7 @@ def measure_curvature(
     write_atomic(target, record.to_json().encode())
     ledger.close()
     listener.say(f"wrote {target}")
+    tell_replaced(odd, listener)
     return record, target
 
 
@@ -167,7 +170,8 @@ def planned_curvature(
     subject = _subject(trained, sampling, torch.device("cpu"))
     plan = _plan(subject, sampling, settings, beta)
     target = _target(plan, subject, sampling)
-    if resume and _finished(trained, target, plan) is None:
+    known = stored(target, _read, must=resume)
+    if resume and _finished(trained, target, known, _different(known, plan)) is None:
         _check_begun(target.with_suffix(".part"), subject, _identity(plan, sampling, device))
     return plan
 
@@ -178,7 +182,7 @@ def _plan(subject: _Subject, sampling: Sampling, settings: Settings, beta: float
         losses={},
         threat={"norm": subject.threat.norm, "eps": subject.threat.eps},
         attack={"name": subject.label, **describe(subject.crafted.attack, subject.threat)},
-        settings={**asdict(settings), "beta": len(trained.part("train")) if beta is None else beta},
+        settings={**asdict(settings), "beta": _training_samples(trained) if beta is None else beta},
         marks=trained.marks,
         provenance={
             **trained.about,
@@ -188,6 +192,13 @@ def _plan(subject: _Subject, sampling: Sampling, settings: Settings, beta: float
             **subject.known_by,
         },
     )
+
+
+def _training_samples(trained: Trained) -> int:
+    try:
+        return len(trained.part("train"))
+    except DataError as error:
+        raise DataError(f"beta (the number of training samples): {error}; with those say --beta") from error
 
 
 def _fingerprint(*tensors: Tensor) -> str:
@@ -208,14 +219,28 @@ def _identity(plan: CurvatureRecord, sampling: Sampling, device: torch.device | 
     return {**_asked(plan), **how}
 
 
-def _finished(trained: Trained, target: Path, plan: CurvatureRecord) -> CurvatureRecord | None:
+def _read(file: Path) -> CurvatureRecord:
+    return CurvatureRecord.from_json(file.read_bytes(), str(file))
+
+
+def _different(known: CurvatureRecord | None, plan: CurvatureRecord) -> list[str]:
+    """In what a record is of something else; digests that one of an older version does not tell are no difference."""
+    if known is None:
+        return []
+    mine = _asked(plan)
+    old = {name: mine.get(name) if value is None else value for name, value in _asked(known).items()}
+    return differences(json_text(old), mine)
+
+
+def _finished(
+    trained: Trained, target: Path, known: CurvatureRecord | None, odd: Sequence[str]
+) -> CurvatureRecord | None:
     """The record that answers this question, wherever it was measured; None if there is none."""
-    if not target.is_file():
+    if known is None:
         return None
-    known = CurvatureRecord.from_json(target.read_bytes(), str(target))
-    odd = differences(json_text(_asked(known)), _asked(plan))
-    check_replaced(trained, target, odd)
-    return known if known.provenance.get("flatrock") == VERSION and not odd else None
+    check_replaced(trained, target, odd, data="data_digest")
+    told = all(known.provenance.get(name) for name in ("weights_digest", "data_digest"))
+    return known if told and known.provenance.get("flatrock") == VERSION and not odd else None
 
 
 def _check_begun(part: Path, subject: _Subject, identity: Mapping[str, Any]) -> None:

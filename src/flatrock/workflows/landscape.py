@@ -14,16 +14,14 @@ from torch import Tensor, nn
 
 from flatrock.attacks.catalog import describe
 from flatrock.core.device import Devices, shared_by
-from flatrock.core.errors import ConfigError, ModelError
+from flatrock.core.errors import ModelError
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.identity import ANSWERS, differences
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.provenance import VERSION, birth_certificate, origin
+from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.rng import Seed
-from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
 from flatrock.data.dataset import Dataset
-from flatrock.data.split import fair_subset
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.input_landscape import walk_inputs
 from flatrock.diagnostics.landscape import moved
@@ -31,12 +29,9 @@ from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import Probe
 from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.diagnostics.weight_landscape import walk_weights, weight_points, weight_values
-from flatrock.recipes.build import build_threat
-from flatrock.recipes.part import data_part
-from flatrock.recipes.restore import open_checkpoint, trained_recipe
-from flatrock.workflows.foreign_model import ForeignModel, part_faults
-from flatrock.workflows.landscape_plan import Plan
-from flatrock.workflows.trained import Trained, check_replaced, open_trained, said
+from flatrock.workflows.foreign_model import ForeignModel
+from flatrock.workflows.landscape_plan import Plan, fingerprint
+from flatrock.workflows.trained import Trained, check_replaced, open_trained, said, stored, tell_replaced
 
 # Samples attacked together unless told otherwise; halved when memory does not hold them.
 CPU_BATCH, GPU_BATCH = 256, 2048
@@ -80,12 +75,12 @@ def measure_landscape(
     subject = _subject(_opened(source, plan, folder, data_folder, listener), plan, devices[0])
     trained = subject.trained
     target, part = (trained.folder / f"{plan.stem(trained.stem)}.{end}" for end in ("json", "part"))
-    half = plan.precision == "half" or (plan.precision == "auto" and subject.device.type == "cuda")
     size = plan.batch_size or (GPU_BATCH if subject.device.type == "cuda" else CPU_BATCH)
-    identity = _identity(subject, plan, size, half=half and plan.kind != "input")
-    if resume and target.is_file():
-        known = Landscape.from_file(target)
-        if not (odd := differences(json_text(dict(known.identity)), identity)):
+    identity = _identity(subject, plan, size)
+    known = stored(target, Landscape.from_file, must=resume)
+    odd = [] if known is None else differences(json_text(dict(known.identity)), identity)
+    if resume and known is not None:
+        if not odd:
             part.unlink(missing_ok=True)  # of a repetition that was stopped
             return known, target
         check_replaced(trained, target, odd)
@@ -94,13 +89,14 @@ def measure_landscape(
     total = _units(subject, plan)
     listener.begin(f"{plan.kind} landscape of {trained.title}", total, before)
     try:
-        found = _walked(subject, plan, ledger, listener, size, half=half, devices=devices)
+        found = _walked(subject, plan, ledger, listener, size, devices=devices)
     finally:
         listener.end()
     about: dict[str, Any] = {"seconds": round(time.monotonic() - begun, 3), "measured": total - before, "points": total}
     record = _certified(found, subject, plan, identity, about | shared_by(devices))
     write_atomic(target, record.to_json().encode())
     ledger.close()
+    tell_replaced(odd, listener)
     return record, target
 
 
@@ -117,7 +113,7 @@ def _subject(trained: Trained, plan: Plan, device: torch.device) -> Subject:
     known_by = trained.examine(whole, device)
     if ANSWERS in known_by and known_by[ANSWERS] is None:
         raise ModelError(f"{trained.name} answers at random: its loss is no landscape; switch its randomness off")
-    data, threat, model = _samples_of(whole, plan), trained.threatened, trained.model.to(device)
+    data, threat, model = plan.samples(whole), trained.threatened, trained.model.to(device)
     # Networks of others may not bear another layout: some reshape what their convolutions return.
     if device.type == "cuda" and len(whole.input_shape) == 3 and trained.recipe is not None:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -125,95 +121,21 @@ def _subject(trained: Trained, plan: Plan, device: torch.device) -> Subject:
     return Subject(trained, model, threat, data, len(whole), axis, device, known_by)
 
 
-def _samples_of(whole: Dataset, plan: Plan) -> Dataset:
-    return fair_subset(whole, plan.images) if plan.ids is None else _chosen(whole, plan.ids)
-
-
-def _fingerprint(data: Dataset) -> str:
-    x = data.images(torch.arange(len(data)))
-    return digest({"x": x.cpu().contiguous(), "y": data.y.cpu()}, "")
-
-
-def check_comparable(
-    sources: Sequence[Path | ForeignModel],
-    plan: Plan,
-    *,
-    stored: Sequence[Landscape] = (),
-    data_folder: Path | None = None,
-    progress: Progress | None = None,
-) -> None:
-    """ConfigError if landscapes of these could not be drawn together, told before any is measured.
-
-    Threats and samples follow from recipes, or from the options of a model that is no run; `stored` are landscapes to
-    be drawn beside them.
-    """
-    files = [source for source in sources if isinstance(source, Path)]
-    others = [source for source in sources if isinstance(source, ForeignModel)]
-    opened = {meta["recipe_hash"]: (path, meta) for path, _, meta in map(open_checkpoint, files)}
-    where = "the recipe stored in {}"
-    recipes = {path: trained_recipe(meta["recipe"], where.format(path), progress) for path, meta in opened.values()}
-    for other in others:
-        other.check(what="measurement", faults=part_faults(str(plan.on)))
-    if len(recipes) + len(others) + len(stored) < 2:
-        return
-    threats = [(str(path), build_threat(recipe)) for path, recipe in recipes.items()]
-    threats += [(other.label, other.threat) for other in others]
-    told = [(at, f"{t.norm} eps {t.eps:.6g}") for at, t in threats]
-    _agree("threat", told + [(_name(r), f"{r.threat['norm']} eps {r.threat['eps']:.6g}") for r in stored])
-    samples: dict[str, str] = {}
-    for recipe in recipes.values():
-        if repr(recipe.data) not in samples:
-            samples[repr(recipe.data)] = _digested(data_part(recipe, str(plan.on), data_folder), plan)
-    told = [(str(path), samples[repr(recipe.data)]) for path, recipe in recipes.items()]
-    told += [(other.label, _digested(other.part(str(plan.on), data_folder), plan)) for other in others]
-    _agree("data", told + [(_name(r), f"{r.provenance['data']} ({str(r.identity['data'])[:8]})") for r in stored])
-
-
-def _digested(whole: Dataset, plan: Plan) -> str:
-    """The samples a landscape will be of, in words and as a digest."""
-    data = _samples_of(whole, plan)
-    return f"{said(str(plan.on), data, len(whole))} ({_fingerprint(data)[:8]})"
-
-
-def _name(record: Landscape) -> str:
-    return f"record of {origin(record.provenance)[0]}"
-
-
-def _agree(what: str, told: Sequence[tuple[str, str]]) -> None:
-    (first, mine), *others = told
-    for other, theirs in others:
-        if theirs != mine:
-            raise ConfigError(
-                f"landscapes of different {what} are not drawn at one scale: {mine} ({first}) and {theirs} ({other}); "
-                "look at them one by one"
-            )
-
-
-def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
-    """The samples with these ids, in this order."""
-    place_of = {int(i): at for at, i in enumerate(data.ids.tolist())}
-    missing = [i for i in ids if i not in place_of]
-    if missing or not ids:
-        few = ", ".join(map(str, sorted(place_of)[:3]))
-        raise ConfigError(f"{data.name!r} has no samples {missing} here; ids are such as {few} up to {max(place_of)}")
-    return data.subset(torch.tensor([place_of[i] for i in ids]))
-
-
-def _identity(subject: Subject, plan: Plan, batch_size: int, *, half: bool) -> dict[str, Any]:
+def _identity(subject: Subject, plan: Plan, batch_size: int) -> dict[str, Any]:
     """What must be the same for a measurement to go on; of an attack of the user's also its code, and what it holds."""
     attack = plan.made_attack()
     told = {} if attack is None else describe(attack, subject.threat)
     return {
         "model": subject.trained.digest,
         **subject.known_by,
-        "data": _fingerprint(subject.data),
+        "data": fingerprint(subject.data),
         "plan": plan.described(),
         **{key: told[key] for key in ("code", "holds") if key in told},
         "axis": list(subject.axis.values),
         "threat": [subject.threat.norm, subject.threat.eps],
         "flatrock": VERSION,
         "batch_size": batch_size,
-        "precision": "bfloat16" if half else "float32",
+        "precision": plan.computes_in(subject.device),
         "device": subject.device.type,
     }
 
@@ -232,7 +154,6 @@ def _walked(
     progress: Progress,
     batch_size: int,
     *,
-    half: bool,
     devices: Sequence[torch.device],
 ) -> dict[str, Any]:
     """Measure what is missing; the values, and what a reader must know beside them."""
@@ -252,7 +173,7 @@ def _walked(
         attack=attack,
         seed=seed.child("attack"),
         batch_size=batch_size,
-        half=half,
+        half=plan.computes_in(subject.device) == "bfloat16",
     )
     count = plan.directions or 1
     how: dict[str, Any] = {"ledger": ledger, "progress": progress, "devices": devices}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,8 +13,11 @@ from flatrock.core.device import Devices, alike_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import json_text, sha256
 from flatrock.core.options import choose, count
+from flatrock.core.tensorfile import digest
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
+from flatrock.data.dataset import Dataset
+from flatrock.data.split import fair_subset
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.surface import KINDS
 from flatrock.recipes.part import PARTS
@@ -57,6 +61,9 @@ class Plan:
         for name in FOREIGN[self.kind]:
             if getattr(self, name) is not None:
                 raise ConfigError(f"{self.kind} landscapes have no {name}, got {getattr(self, name)!r}; leave it out")
+        if twice := [i for i in dict.fromkeys(self.ids or ()) if (self.ids or ()).count(i) > 1]:
+            told = ", ".join(map(str, twice))
+            raise ConfigError(f"ids must differ, got {self.ids} with {told} more than once; name each image once")
         if self.ids is not None and self.images is not None:
             raise ConfigError("images says how many and ids says which; keep one of them")
         for name, value in DEFAULTS[self.kind].items():
@@ -88,6 +95,11 @@ class Plan:
             )
         return found
 
+    def computes_in(self, device: torch.device) -> str:
+        """The numbers the attack computes in: bfloat16, or float32, which is all that an input landscape knows."""
+        half = self.precision == "half" or (self.precision == "auto" and device.type == "cuda")
+        return "bfloat16" if half and self.kind != "input" else "float32"
+
     def axis(self, threat: Threat, pixels: int) -> Axis:
         """The grid. An input step of size a moves every pixel by a: that is a in Linf, a sqrt(pixels) in L2."""
         edge = threat.eps if threat.norm == "linf" else threat.eps / pixels**0.5
@@ -95,6 +107,10 @@ class Plan:
         if span == 0:
             raise ConfigError("the threat has eps 0, so its edge is no grid; say how far with span")
         return Axis(points=self.points or 0, span=span)
+
+    def samples(self, whole: Dataset) -> Dataset:
+        """Those of the data that are looked at."""
+        return fair_subset(whole, self.images) if self.ids is None else _chosen(whole, self.ids)
 
     def described(self) -> dict[str, Any]:
         """Plain values, without what does not change the question."""
@@ -111,3 +127,19 @@ class Plan:
         if self.kind != "input":
             words += [f"d{self.directions}", str(self.attack).replace(":", "_").replace("/", "_")]
         return "-".join([*words, f"seed{self.seed}", sha256(json_text(self.described()))[:8]])
+
+
+def fingerprint(data: Dataset) -> str:
+    """What tells these samples from others."""
+    x = data.images(torch.arange(len(data)))
+    return digest({"x": x.cpu().contiguous(), "y": data.y.cpu()}, "")
+
+
+def _chosen(data: Dataset, ids: Sequence[int]) -> Dataset:
+    """The samples with these ids, in this order."""
+    place_of = {int(i): at for at, i in enumerate(data.ids.tolist())}
+    missing = [i for i in ids if i not in place_of]
+    if missing or not ids:
+        few = ", ".join(map(str, sorted(place_of)[:3]))
+        raise ConfigError(f"{data.name!r} has no samples {missing} here; ids are such as {few} up to {max(place_of)}")
+    return data.subset(torch.tensor([place_of[i] for i in ids]))

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import torch
 
-from flatrock.core.errors import ConfigError, StateError
+from flatrock.attacks.catalog import describe, parse_attack
+from flatrock.core.errors import ConfigError, FlatrockError, StateError
 from flatrock.core.progress import Progress, Silent
-from flatrock.diagnostics.overfit import Study
+from flatrock.diagnostics.overfit import Selection, Study, check_selections
 from flatrock.engine.folder import RunFolder
-from flatrock.recipes.restore import open_checkpoint
+from flatrock.recipes.build import build_threat
+from flatrock.recipes.restore import open_checkpoint, trained_recipe
 from flatrock.workflows.checkpoints import KEPT, checkpoints
-from flatrock.workflows.landscape import check_comparable, measure_landscape
+from flatrock.workflows.landscape import measure_landscape
+from flatrock.workflows.landscape_alike import check_comparable
 from flatrock.workflows.landscape_plan import Plan
+from flatrock.workflows.trained import REPLACED
 
 
 def sharpness_plan(radius: float = 0.5, **options: object) -> Plan:
@@ -36,6 +40,11 @@ class _Share(Silent):
         """Move the whole bar."""
         self._left -= units
         self._whole.advance(units, note)
+
+    def say(self, text: str) -> None:
+        """Pass on what is known of this landscape alone; what is odd of its run was said before."""
+        if text.startswith(REPLACED):
+            self._whole.say(text)
 
     def finish(self, note: str) -> None:
         """Count what was read instead of measured."""
@@ -62,6 +71,17 @@ def _looked_up(folders: Sequence[Path], which: Sequence[str]) -> dict[Path, list
     return {folder: _one_per_epoch(checkpoints(folder, which)) for folder in folders}
 
 
+def _selection(file: Path) -> Selection:
+    """How the run of a checkpoint chose its best epoch."""
+    recipe = trained_recipe(open_checkpoint(file)[2]["recipe"], str(file), Silent())
+    asked = recipe.select.attack
+    try:
+        label, attack = parse_attack(asked)
+    except FlatrockError:  # one of the user's, whose file is not here
+        return Selection(recipe.select.data, str(asked), {"name": str(asked)})
+    return Selection(recipe.select.data, label, describe(attack, build_threat(recipe)))
+
+
 def study_runs(
     folders: Sequence[Path],
     plan: Plan,
@@ -78,7 +98,10 @@ def study_runs(
     """
     files = _looked_up([folder.resolve() for folder in folders], which)
     every = [file for found in files.values() for file in found]
-    check_comparable(every, plan, data_folder=data_folder, progress=progress)
+    selections = {folder: _selection(found[0]) for folder, found in files.items() if found}
+    check_comparable(every, plan, data_folder=data_folder, device=device, progress=progress)
+    # After threats: options of an attack follow from them.
+    check_selections({folder.name: one for folder, one in selections.items()})
     listener, points = progress or Silent(), 1 + 2 * (plan.directions or 1)
     listener.begin("sharpness of kept weights", points * sum(map(len, files.values())))
     studies = {}
@@ -93,7 +116,7 @@ def study_runs(
                 share.finish(f"{folder.name} {file.stem}")
                 measured.append(record)
             measured.sort(key=lambda record: int(record.provenance["epoch"]))
-            studies[folder.name] = Study(RunFolder(folder).run(), tuple(measured))
+            studies[folder.name] = Study(RunFolder(folder).run(), tuple(measured), selections[folder])
     finally:
         listener.end()
     return studies

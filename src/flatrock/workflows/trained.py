@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.tensorfile import weights_digest
 from flatrock.core.threat import Threat
 from flatrock.data.dataset import Dataset
+from flatrock.engine.folder import RunFolder
 from flatrock.models.foreign import Foreign
 from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.part import check_classes, data_part
@@ -30,6 +31,10 @@ from flatrock.recipes.schema import Recipe, Select
 from flatrock.workflows.foreign_model import ForeignModel, caught, examine, known_answers, part_faults
 
 AttackSpec = str | Mapping[str, Any]
+Record = TypeVar("Record")
+# How the news begins that a record was replaced, and what of an identity makes no other question.
+REPLACED = "replaced the record of another measurement"
+HOW = frozenset({"flatrock", "batch_size", "device"})
 
 
 @dataclass(frozen=True)
@@ -111,14 +116,14 @@ def _of_run(source: Source, which: str, data_folder: Path | None, progress: Prog
         check_classes(data, meta)
         return told_code(model)
 
-    run = path.resolve().parent.name
+    run, known = path.resolve().parent.name, training_set(path, meta)
     return Trained(
         model,
         name=run,
         folder=path.parent,
         stem=path.stem,
         about={"run": run, **facts(path, recipe, meta), "train_seed": recipe.seed},
-        part=lambda on: data_part(recipe, on, data_folder),
+        part=lambda on: data_part(recipe, on, data_folder, training_set=known, run=path.parent),
         examine=fits,
         threat=build_threat(recipe),
         attack=recipe.select.attack,
@@ -126,6 +131,16 @@ def _of_run(source: Source, which: str, data_folder: Path | None, progress: Prog
         marks=model.marks,
         recipe=recipe,
     )
+
+
+def training_set(path: Path, meta: Mapping[str, Any]) -> str | None:
+    """The digest of the training set of a checkpoint's run; None where run.json does not tell."""
+    try:
+        info = RunFolder(path.parent).read_info()
+    except StateError:
+        return None
+    known = info.get("provenance", {}).get("training_set")
+    return known if info["recipe_hash"] == meta["recipe_hash"] else None
 
 
 def _of_foreign(
@@ -151,13 +166,40 @@ def _of_foreign(
     )
 
 
-def check_replaced(trained: Trained, target: Path, odd: Sequence[str]) -> None:
-    """StateError if going on would write over a record of something else: only runs keep theirs apart, in folders."""
-    if trained.recipe is None and odd:
+def stored(target: Path, read: Callable[[Path], Record], *, must: bool) -> Record | None:
+    """The record that lies where one is to be; one that is damaged is an error only if it `must` be read."""
+    if not target.is_file():
+        return None
+    try:
+        return read(target)
+    except StateError:
+        if must:
+            raise
+        return None
+
+
+def check_replaced(trained: Trained, target: Path, odd: Sequence[str], *, data: str = "data") -> None:
+    """StateError if going on would write over a record of something else.
+
+    Runs keep their records apart, in folders: only one of other samples, in which `data` differs, is something else.
+    """
+    if data in odd or (trained.recipe is None and odd):
+        told = ", ".join(_words(odd))
         raise StateError(
-            f"{target} is a record of something else (different: {', '.join(odd)}); keep it under another name, or "
-            "leave out --resume to write over it"
+            f"{target} is a record of something else (different: {told}); keep it under another name, or leave out "
+            "--resume (with overfit: say --fresh) to write over it"
         )
+
+
+def tell_replaced(odd: Iterable[str], progress: Progress | None) -> None:
+    """Say that a record took the place of one of another question, if it did."""
+    told = _words(set(odd) - HOW)
+    if told and progress is not None:
+        progress.say(f"{REPLACED} (different: {', '.join(told)})")
+
+
+def _words(odd: Iterable[str]) -> list[str]:
+    return sorted({name.removesuffix("_digest") for name in odd})
 
 
 def _stem(asked: ForeignModel, foreign: Foreign, weights: str, threat: Threat | None) -> str:
