@@ -29,6 +29,9 @@ PAGE = "Written by `flatrock "
 FAILED, UNFINISHED = 1, 3
 # Endings of what commands draw and list beside runs.
 DRAWN = (".png", ".svg", ".csv", ".tsv", ".html", ".md")
+# Endings of what is written under one name for figures, and of pictures that flatrock does not draw.
+ENDINGS = (".png", ".svg", ".html", ".json")
+UNDRAWN = (".pdf", ".eps", ".jpg", ".jpeg")
 # A range of more seeds than that is a slip of the hand.
 MOST_SEEDS = 1000
 
@@ -134,10 +137,17 @@ def numeric(option: str, text: str) -> float:
 
 
 def named(out: Path | None) -> Path | None:
-    """Where figures go, if that is told; it must end in a name for them."""
-    if out is not None and out.name in ("", ".."):
+    """The name of figures, if that is told, to which commands add endings; one given with it is cut off."""
+    if out is None:
+        return None
+    if out.name in ("", ".."):
         raise ConfigError(f"out must end in a name for the figures, got {str(out)!r}; say --out figures/flatness")
-    return out
+    if out.is_dir():
+        raise ConfigError(f"out: {out} is a folder; name the figures in it, such as --out {out / 'flatness'}")
+    ending = out.suffix.lower()
+    if ending in UNDRAWN:
+        raise ConfigError(f"out: {out} ends in {out.suffix}, which is not drawn; figures are .png and .svg, without it")
+    return out.with_suffix("") if ending in ENDINGS else out
 
 
 def check_out(*files: Path, option: str = "--out") -> None:
