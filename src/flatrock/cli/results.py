@@ -20,7 +20,7 @@ from flatrock.engine.folder import RunFolder
 from flatrock.recipes.further import measures_of
 from flatrock.recipes.restore import eval_command, stored_recipe
 from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
-from flatrock.reports.names import NOWHERE, row_names
+from flatrock.reports.names import NOWHERE, method_names, row_names
 from flatrock.reports.remarks import ON_TEST, told_once
 from flatrock.reports.results import overview
 from flatrock.workflows.expected import expected_bands
@@ -158,7 +158,8 @@ def tell_changes(rows: Sequence[Row]) -> None:
         {ON_TEST: on_test} if (on_test := [r.recipe for r in rows if r.on_test]) else {}, everyone
     ):
         say(("test-selected ", "yellow"), f"{who}: {text}; compared, with a *, with papers that chose so")
-    for text in other_samples((f"{row.recipe} (seed {row.seed})", row) for row in rows):
+    names = zip(method_names(rows, {}), rows, strict=True)
+    for text in other_samples((f"{name} (seed {row.seed})", row) for name, row in names):
         say(("not comparable ", "yellow"), text)
 
 
