@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,29 @@ def test_what_cannot_be_compared_is_told(runs: list[Path], tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     page = (tmp_path / "p.html").read_text()
     assert "Not compared: " in page and "mnist test" in page and "<th>minus" not in page
+
+
+def test_one_that_was_asked_something_else_does_not_end_the_comparison_of_others(runs: list[Path]) -> None:
+    mart = fake_run(runs[0].parent, "cifar10_short_mart", {"clean": 79.0, "pgd-20": 53.0})
+    for name, about, eps in (("weak", {}, 4 / 255), ("mnist", {"data": "mnist test, 9 of 9 samples"}, 8 / 255)):
+        other = replace(fake_result("cifar10_short_at", name, 2, TRADES, **about), threat={"norm": "linf", "eps": eps})
+        (runs[0].parent / f"{name}.json").write_text(other.to_json())
+    done = flatrock("page", runs[0], *(runs[0].parent / f"{name}.json" for name in ("weak", "mnist")), runs[1], mart)
+    assert done.exit_code == 0, done.output
+    page = (runs[0].parent / "page.html").read_text()
+    assert "<td>+2.10 ± 0.45 !</td>" in page and "<td>+3.00 ± 0.54 !</td>" in page
+    told = [line.partition("</p>")[0] for line in page.split("Not compared: ")[1:]]
+    assert len(told) == 2
+    assert told[0].startswith("cifar10_short_at weak: ") and "linf eps 0.0313725 and linf eps 0.0156863" in told[0]
+    assert told[1].startswith("cifar10_short_at mnist: ") and "mnist test" in told[1]
+    assert "<th>threat</th>" in page and "<th>data</th>" in page
+    assert "linf eps 4/255" in page.partition("Reasons for doubt")[0], "the threat stands in the overview"
+
+
+def test_what_is_alike_has_no_column(runs: list[Path]) -> None:
+    assert flatrock("page", *runs).exit_code == 0
+    page = (runs[0].parent / "page.html").read_text()
+    assert "<th>threat</th>" not in page and "<th>data</th>" not in page
 
 
 def test_a_run_without_results_stands_beside_others(runs: list[Path]) -> None:

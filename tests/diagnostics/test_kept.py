@@ -72,7 +72,7 @@ def test_what_is_not_finite_is_not_kept(tmp_path: Path, value: float) -> None:
     found = kept("x", lambda: [value], write=list, read=list)
     assert found[0] is value
     assert "x" not in kept
-    assert len((tmp_path / "a.part").read_text().splitlines()) == 1
+    assert not (tmp_path / "a.part").exists()
 
 
 @pytest.mark.parametrize(("trace", "after"), [(trace, k) for trace, n in PARTS.items() for k in range(n + 1)])

@@ -82,3 +82,21 @@ def test_many_runs_have_a_colour_each_and_a_place_may_be_text(tmp_path: Path, mo
     assert len(colours) == 12
     monkeypatch.undo()
     assert learning_curves(runs, str(tmp_path / "curves.png")).is_file()
+
+
+def test_accuracies_on_the_test_set_are_never_drawn_as_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Figure] = []
+    monkeypatch.setattr("flatrock.reports.figures.store", lambda figure, path: seen.append(figure) or path)
+    held = (record(1, 0.3), record(2, 0.5))
+    tested = tuple(replace(one, selected_on="test", robust=0.7, clean=0.7) for one in held)
+    learning_curves({n: Run(tmp_path, r, "finished") for n, r in (("a", held), ("b", tested))}, tmp_path / "c.png")
+    axes = seen[0].axes
+    titles = [one.get_title(loc="left") for one in axes]
+    assert titles[1::3] == ["held-out accuracy", "test accuracy"]
+    assert titles[2::3] == ["robust gap, train - held-out", "robust gap, train - test"]
+    drawn = [[list(line.get_ydata()) for line in one.lines if len(line.get_xdata()) > 1] for one in axes[1::3]]
+    assert drawn == [[[30.0, 50.0]] * 2, [[70.0, 70.0]] * 2]
+    assert [one.get_legend().get_texts()[0].get_text() for one in axes[::3]] == ["a", "b"]
+    assert len({axes[i].lines[0].get_color() for i in (0, 3)}) == 2, "a run keeps its own colour"

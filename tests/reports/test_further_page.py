@@ -57,9 +57,9 @@ def test_columns_cells_and_time(tmp_path: Path) -> None:
     assert page.rows[0][4:] == ("82.00", "53.00", "51.00", "48.00", "0.0412", "56.50"), "theirs are at 0.031"
     told = beside(PROTOCOLS["rat_table7"], [one])
     assert told.rows[0][2:] == ("82.89 (-0.89)", "", "", "", "0.0412 (+0.0000)", "56.06 (+0.44)")
-    assert costs([one], {}).rows[0][-1] == f"{(4 * 30 + 3 * 60) / 60:.1f}"
-    said = remarks([one], {}, {})[0]
-    assert "- cifar10_trades_linf (seed 0) best further at 0.031: E15: one answer." in said
+    assert costs([one], ["RAT"]).rows[0][-1] == f"{(4 * 30 + 3 * 60) / 60:.1f}"
+    said = remarks([one], ["RAT"], {})[0]
+    assert "- RAT best further at 0.031: E15: one answer." in said
 
 
 def test_a_table_shows_further_evaluations_it_has_a_column_for(tmp_path: Path) -> None:

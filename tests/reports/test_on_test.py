@@ -16,7 +16,7 @@ from flatrock.core.bands import unfit
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import Row, chosen_on_test
 from flatrock.reports.claims import by_recipe, claims, outlook
-from flatrock.reports.names import row_names
+from flatrock.reports.names import method_names, row_names
 from flatrock.reports.papers import OWN, TABLES, read_papers, shipped_papers
 from flatrock.reports.remarks import remarks
 from flatrock.reports.results import measured, overview
@@ -106,7 +106,7 @@ def test_numbers_and_names_are_marked(rows: list[Row]) -> None:
     assert told[2][4:6] == ("81.00*", "52.00*") and told[0][4:6] == ("80.00", "51.50")
     assert row_names(rows)[2:] == ["cifar10_at_linf, select=test", "cifar10_at_awp_linf, select=test"]
     assert overview(rows).rows[2][1] == "81.00*"
-    said = "\n".join(remarks(rows, {}, {}))
+    said = "\n".join(remarks(rows, method_names(rows, {}), {}))
     assert "chosen on the test set, no images held out; compared with papers that chose so, marked `*`" in said
     assert "not compared" not in said
 

@@ -72,7 +72,7 @@ def test_notes_beside_the_file_are_on_the_page_once(tmp_path: Path) -> None:
     notes = {"cifar10_short_at": "shared a GPU.", "cifar10_short_alp": "shared a GPU", "digits_at": "x", "gone": "y"}
     (tmp_path / "notes.yaml").write_text(yaml.safe_dump(notes))
     page, said = reported(tmp_path, *runs)
-    assert {"- all 2 rows: shared a GPU.", "- digits_at (seed 0): x."} <= set(page.splitlines())
+    assert {"- all 2 rows: shared a GPU.", "- digits_at: x."} <= set(page.splitlines())
     assert page.count("shared a GPU") == 1
     assert "left out the note on gone: there is no such row" in said
 
@@ -205,3 +205,23 @@ def test_a_collapsed_model_has_no_number_without_that_word(tmp_path: Path) -> No
     assert done.exit_code == 0 and "digits_at COLLAPSED" in said and "differences from it say nothing" in said
     done = flatrock("compare", runs[2], f"{tmp_path / 'rows.json'}:digits_at")
     assert done.exit_code == 2 and "not evaluated or collapsed" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("name", ["cifar10_short_trades", "digits_trades"])
+def test_findings_name_the_rows_of_the_table_above_also_in_a_sweep(tmp_path: Path, name: str) -> None:
+    """Two settings of one recipe and one seed, in a table of a protocol and in that of other runs."""
+    runs = [fake_run(tmp_path / str(i), name, FOUND, overrides={"train.epochs": i}) for i in (2, 3)]
+    result = json.loads((runs[1] / "result-best.json").read_text())
+    result["findings"].append({"code": "E09", "message": "it is odd", "cure": "look"})
+    (runs[1] / "result-best.json").write_text(json.dumps(result))
+    info = RunFolder(runs[1])
+    info.write_info(provenance={**info.read_info()["provenance"], "commit": "0ther"})
+    lines = reported(tmp_path, *runs)[0].splitlines()
+    (said,) = [line for line in lines if "E09" in line]
+    label = "TRADES" if name == "cifar10_short_trades" else name
+    assert said.startswith(f"- {label}, changed: train.epochs=3") and "train.epochs=2" not in said
+    for epochs in (2, 3):
+        rows = [line for line in lines if line.startswith(f"| {label}, changed: train.epochs={epochs} |")]
+        assert len(rows) in (1, 2), "the tables call it so"
+    (other,) = [line for line in lines if line.startswith("- commit 0ther")]
+    assert f"({label}, changed: train.epochs=3" in other, "where it comes from, too"

@@ -21,9 +21,9 @@ FOUND = {"clean": 80.0, "pgd-20": 53.0, "cw-20": 50.5, "autoattack": 49.0}
 NAMES = ("cifar10_short_at", "cifar10_short_at_awp")
 
 
-def made(folder: Path, name: str, *, trained: str, tested: str, data: str = "npz test") -> Path:
-    """A run on data of these digests."""
-    path = fake_run(folder, name, FOUND)
+def made(folder: Path, name: str, *, trained: str, tested: str, data: str = "npz test", **swept: Any) -> Path:
+    """A run on data of these digests, with this key of `train` changed."""
+    path = fake_run(folder, name, FOUND, overrides={f"train.{key}": value for key, value in swept.items()})
     file, run = path / "result-best.json", RunFolder(path)
     result = read_result(file)
     about = {**result.provenance, "data": data, "samples_digest": tested}
@@ -68,3 +68,10 @@ def test_pages_and_tables_say_it(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(tmp_path / "rows.json"), "--out", str(tmp_path / "page.md")])
     assert done.exit_code == 0
     assert "- AT + AWP (seed 0): tested on other samples than AT (seed 0)" in (tmp_path / "page.md").read_text()
+
+
+def test_settings_of_a_sweep_are_told_apart(tmp_path: Path) -> None:
+    paths = [made(tmp_path / str(n), NAMES[0], trained="a", tested=str(n), epochs=n) for n in (2, 3)]
+    done = CliRunner().invoke(app, ["results", *map(str, paths), "--out", str(tmp_path / "rows.json")])
+    one, other = (f"{NAMES[0]}, changed: train.epochs={n} (seed 0)" for n in (2, 3))
+    assert f"not comparable {other}: tested on other samples than {one}" in " ".join(done.output.split())

@@ -9,18 +9,18 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
-from flatrock.cli.shared import check_csv, check_json
+from flatrock.cli.shared import check_csv, check_json, other_kind, without_others
 from flatrock.core.bands import Bands
 from flatrock.core.errors import ConfigError
 from flatrock.core.files import write_csv
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.rows import SCHEMA, Row, add_rows, read_rows, repeated, write_rows
+from flatrock.core.rows import SCHEMA, Row, add_rows, repeated, write_rows
 from flatrock.core.same_samples import other_samples
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.further import measures_of
 from flatrock.recipes.restore import eval_command, stored_recipe
 from flatrock.reports.expected import PASS, expected_summary, expected_table, plain_lines
-from flatrock.reports.names import NOWHERE, row_names
+from flatrock.reports.names import NOWHERE, method_names, row_names
 from flatrock.reports.remarks import ON_TEST, told_once
 from flatrock.reports.results import overview
 from flatrock.workflows.expected import expected_bands
@@ -47,7 +47,7 @@ Csv = Annotated[
 def run(runs: Runs, out: Out = None, add: Add = False, csv: Csv = None) -> None:
     """Collect what runs and their evaluations say into one file, for `flatrock report`, or as a table (--csv)."""
     with friendly():
-        runs = _without_others(runs)
+        runs = without_others(runs, _other)
         _check(runs, out, csv, add=add)
         table = None if csv is None else sheet(runs, TerminalProgress())
         if out is not None:
@@ -57,25 +57,11 @@ def run(runs: Runs, out: Out = None, add: Add = False, csv: Csv = None) -> None:
             _write_sheet(table, csv, bare=out is None)
 
 
-def _without_others(paths: list[Path]) -> list[Path]:
-    """What of `runs/*` can be a run or a result; the rest is told, unless there is nothing else."""
-    odd = {path: why for path in paths if (why := _other(path))}
-    if len(odd) == len(paths):
-        return paths
-    for path, why in odd.items():
-        say(("left out ", "yellow"), f"{path}: {why}")
-    return [path for path in paths if path not in odd]
-
-
 def _other(path: Path) -> str:
     """Why this is neither a run nor a result; nothing if it may be one. What is not there at all is refused later."""
     if path.is_dir():
         return "" if (path / "run.json").is_file() else "no run folder, it has no run.json"
-    if not path.is_file():
-        return ""
-    if path.suffix != ".json":
-        return "no result file"
-    return "it holds rows of many runs" if read_rows(path) is not None else ""
+    return "no result file" if path.is_file() and path.suffix != ".json" else other_kind(path)
 
 
 def _check(runs: Sequence[Path], out: Path | None, csv: Path | None, *, add: bool) -> None:
@@ -172,7 +158,8 @@ def tell_changes(rows: Sequence[Row]) -> None:
         {ON_TEST: on_test} if (on_test := [r.recipe for r in rows if r.on_test]) else {}, everyone
     ):
         say(("test-selected ", "yellow"), f"{who}: {text}; compared, with a *, with papers that chose so")
-    for text in other_samples((f"{row.recipe} (seed {row.seed})", row) for row in rows):
+    names = zip(method_names(rows, {}), rows, strict=True)
+    for text in other_samples((f"{name} (seed {row.seed})", row) for name, row in names):
         say(("not comparable ", "yellow"), text)
 
 

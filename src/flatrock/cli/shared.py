@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,13 +17,21 @@ from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import check_schema
 from flatrock.core.numbers import number
+from flatrock.core.records import SCHEMA as RESULT
+from flatrock.core.rows import SCHEMA as ROWS
 from flatrock.workflows.foreign_model import out_faults
 
 T = TypeVar("T")
+P = TypeVar("P", str, Path)
 # How the pages of commands begin, below their title.
 PAGE = "Written by `flatrock "
 # Exit codes of commands that make many things: some failed; all went well, but some were left for the next time.
 FAILED, UNFINISHED = 1, 3
+# Endings of what commands draw and list beside runs.
+DRAWN = (".png", ".svg", ".csv", ".tsv", ".html", ".md")
+# Endings of what is written under one name for figures, and of pictures that flatrock does not draw.
+ENDINGS = (".png", ".svg", ".html", ".json")
+UNDRAWN = (".pdf", ".eps", ".jpg", ".jpeg")
 # A range of more seeds than that is a slip of the hand.
 MOST_SEEDS = 1000
 
@@ -34,6 +43,44 @@ def recognised(files: Sequence[Path], read: Callable[[Path], T | None], command:
         if content is None:
             say(f"left out {file}: not a file of `{command}`")
     return [(file, content) for file, content in found if content is not None]
+
+
+def without_others(paths: Sequence[P], other: Callable[[Path], str] | None = None) -> list[P]:
+    """What of `runs/*` can be a run or a result; the rest is told, unless there is nothing else: then it is refused by
+    who reads it. `other` says why something is neither, by default `other_kind`."""
+    odd = {path: why for path in paths if (why := (other or other_kind)(Path(path)))}
+    if len(odd) == len(paths):
+        return list(paths)
+    for path, why in odd.items():
+        say(("left out ", "yellow"), f"{path}: {why}")
+    return [path for path in paths if path not in odd]
+
+
+def other_kind(path: Path, *, rows: bool = False) -> str:
+    """Why this is neither a run nor a result, though flatrock writes such; nothing of what may be one, or is foreign.
+
+    With `rows`, files of `flatrock results` are wanted, too.
+    """
+    if not path.is_file():
+        return ""
+    if path.suffix in DRAWN:
+        return "no result file"
+    schema = _schema(path)
+    kind = schema.partition("/")[0]
+    if not kind.startswith("flatrock.") or kind == RESULT.partition("/")[0]:
+        return ""
+    if kind == ROWS.partition("/")[0]:
+        return "" if rows else "it holds rows of many runs"
+    return f"no result file, but a {schema}"
+
+
+def _schema(path: Path) -> str:
+    """What a JSON file says that it is; nothing of any other file."""
+    try:
+        content = json.loads(path.read_text()) if path.suffix == ".json" else None
+    except (OSError, ValueError):
+        return ""
+    return str(content.get("schema", "")) if isinstance(content, dict) else ""
 
 
 def one_device(text: str) -> torch.device:
@@ -90,10 +137,17 @@ def numeric(option: str, text: str) -> float:
 
 
 def named(out: Path | None) -> Path | None:
-    """Where figures go, if that is told; it must end in a name for them."""
-    if out is not None and out.name in ("", ".."):
+    """The name of figures, if that is told, to which commands add endings; one given with it is cut off."""
+    if out is None:
+        return None
+    if out.name in ("", ".."):
         raise ConfigError(f"out must end in a name for the figures, got {str(out)!r}; say --out figures/flatness")
-    return out
+    if out.is_dir():
+        raise ConfigError(f"out: {out} is a folder; name the figures in it, such as --out {out / 'flatness'}")
+    ending = out.suffix.lower()
+    if ending in UNDRAWN:
+        raise ConfigError(f"out: {out} ends in {out.suffix}, which is not drawn; figures are .png and .svg, without it")
+    return out.with_suffix("") if ending in ENDINGS else out
 
 
 def check_out(*files: Path, option: str = "--out") -> None:

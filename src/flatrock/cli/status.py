@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flatrock.cli.console import friendly, say, show
-from flatrock.cli.shared import check_csv
+from flatrock.cli.shared import check_csv, without_others
 from flatrock.core.files import write_csv
 from flatrock.core.progress import clock
 from flatrock.core.rows import WORST
@@ -47,7 +47,7 @@ def run(places: Places = None, csv: Csv = None) -> None:
     with friendly():
         if csv is not None:
             check_csv(csv)
-        found = standings(find_runs(places or [DEFAULT_RUNS]))
+        found = standings(find_runs(without_others(places or [DEFAULT_RUNS])))
         show(Table(HEADER, tuple(map(_line, found))), TITLE, turn=False, cut=True)
         for one in found:
             if one.why and one.status != "finished":

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, sha256, unsealed, write_atomic
 from flatrock.core.identity import ANSWERS, differences
+from flatrock.core.locks import locked
 
 
 def is_ledger(path: Path) -> bool:
@@ -22,10 +25,35 @@ def is_ledger(path: Path) -> bool:
         return False
 
 
+class _Hold:
+    """The lock of a ledger. It ends when nobody in this process needs it any more, and with the process."""
+
+    def __init__(self, path: Path) -> None:
+        with suppress(OSError):  # told by the lock
+            path.parent.mkdir(parents=True, exist_ok=True)
+        held = ExitStack()
+        held.enter_context(locked(path.with_name(f".{path.name}.lock"), "measuring into", path))
+        self.give_back = weakref.finalize(self, held.close)
+
+
+# A process does not lock itself out: one measurement that failed there may still be looked at when the next begins.
+_HOLDS: weakref.WeakValueDictionary[Path, _Hold] = weakref.WeakValueDictionary()
+
+
+def _hold(path: Path) -> _Hold:
+    """That of this process; BusyError, which names the process at work, if another has it."""
+    place = path.absolute()
+    known = _HOLDS.get(place)
+    if known is None or not known.give_back.alive:
+        known = _HOLDS[place] = _Hold(path)
+    return known
+
+
 class Ledger:
-    """Values by key in a file; without a path nothing is kept.
+    """Values by key in a file, which one process at a time works on; without a path nothing is kept.
 
     The first line says what is measured. A line that a kill left half written, or that was damaged, is measured again.
+    There is no file as long as nothing is finished. In a `with`, its lock ends with the block.
     """
 
     def __init__(self, path: Path | None, identity: Mapping[str, Any], *, resume: bool) -> None:
@@ -33,8 +61,10 @@ class Ledger:
         # Answers are rounded, so that they may differ by a digit between two processes that measure the same.
         self._owner = sha256(json_text({k: v for k, v in identity.items() if k != ANSWERS}))
         self._known: dict[str, dict[str, Any]] = {}
+        self._head = json_text(dict(identity))
         if path is None:
             return
+        self._lock = _hold(path)
         if resume and path.is_file():
             self._read(path, identity)
         elif path.exists() and not path.is_file():
@@ -44,7 +74,12 @@ class Ledger:
                 f"{path} holds finished parts of a measurement that was stopped; go on with --resume (resume=True), or "
                 "delete it to start again"
             )
-        lines = [json_text(dict(identity)), *(self._line(key, value) for key, value in self._known.items())]
+        self._begun = bool(self._known)
+        if self._begun:  # without what was damaged
+            self._write(path)
+
+    def _write(self, path: Path) -> None:
+        lines = [self._head, *(self._line(key, value) for key, value in self._known.items())]
         write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
 
     def _read(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -84,6 +119,10 @@ class Ledger:
         self._known[key] = dict(value)
         if self._path is None:
             return
+        if not self._begun:  # only now: a measurement that is refused leaves nothing behind
+            self._write(self._path)
+            self._begun = True
+            return
         try:
             with self._path.open("a") as f:
                 f.write(self._line(key, value) + "\n")
@@ -96,3 +135,12 @@ class Ledger:
         """Remove the file: its result is stored."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+            self._lock.give_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give back the lock; the file stays unless it was closed."""
+        if self._path is not None:
+            self._lock.give_back()

@@ -34,7 +34,7 @@ OWN_FILE = re.compile(
     r"\.?(recipe\.yaml|run\.json|metrics\.jsonl|failure\.txt|curves\.png|page\.html|overfit\.(json|png|svg)"
     r"|(state(\.older)?|(average-)?(best|last)|epoch-\d{4,})\.safetensors|state\.safetensors\.damaged"
     r"|result-((average-)?(best|last)|state|epoch-\d{4,})(-[\w.=+-]+)?\.(json|safetensors|part(\.lock)?|png)|\.lock)(\.part)?"
-    r"|\.?(landscape|curvature|certificate)-[\w.=+-]+\.(json|tsv|part|png|svg|html)(\.part)?"
+    r"|\.?(landscape|curvature|certificate)-[\w.=+-]+\.(json|tsv|part(\.lock)?|png|svg|html)(\.part)?"
 )
 
 

@@ -21,26 +21,34 @@ MANY = 10
 def learning_curves(runs: Mapping[str, Run], path: Path | str) -> Path:
     """Loss, accuracies on the selection data and the robust generalization gap of each run, epoch by epoch.
 
+    Runs whose epochs were chosen on other data (held out, or the test set) have panels of their own, with that name.
     Of a run that averages, the accuracies are those of averaged weights, which will be evaluated; those of the weights
     as trained are drawn pale, and the gap is theirs.
     """
-    if not any(run.records for run in runs.values()):
+    kinds = list(dict.fromkeys(where for run in runs.values() if (where := _where(run))))
+    if not kinds:
         raise StateError("there is nothing to draw: no run has a finished epoch")
-    figure = blank(12, 3.8)
-    loss, accuracy, gap = figure.subplots(1, 3)
-    for colour, (name, run) in zip(colours(len(runs)), runs.items(), strict=False):
-        style: dict[str, Any] = {"color": colour, "linewidth": 1.6}
-        _line(loss, [(r.epoch, r.terms["total"]) for r in run.records], label=name, **style)
-        prefix = "average_" if _averages(run) else ""
-        if prefix:
-            _accuracies(accuracy, run.records, "", **style, alpha=PALE)
-        _accuracies(accuracy, run.records, prefix, **style)
-        best = run.best_average if prefix else run.best
-        if best is not None:
-            _line(accuracy, _points((best,), f"{prefix}robust", 100), marker="o", markersize=5, **style)
-        _line(gap, _points(run.records, "gap", 100), **style)
-    first = next(run.records[0] for run in runs.values() if run.records)
-    where = first.selected_on.replace("_", "-")
+    coloured = dict(zip(runs, colours(len(runs)), strict=False))
+    figure = blank(12, 3.8 * len(kinds))
+    rows = figure.subplots(len(kinds), 3, squeeze=False)
+    for kind, axes in zip(kinds, rows, strict=True):
+        # A run that has not finished an epoch stands in the first legend.
+        own = {name: run for name, run in runs.items() if (_where(run) or kinds[0]) == kind}
+        _row(own, coloured, kind, *axes)
+    return store(figure, path)
+
+
+def _where(run: Run) -> str:
+    """The data its epochs are chosen on; nothing as long as there is none."""
+    return run.records[0].selected_on.replace("_", "-") if run.records else ""
+
+
+def _row(
+    runs: Mapping[str, Run], coloured: Mapping[str, str], where: str, loss: Axes, accuracy: Axes, gap: Axes
+) -> None:
+    """The panels of runs whose epochs were chosen on the same data."""
+    for name, run in runs.items():
+        _draw(name, run, coloured[name], loss, accuracy, gap)
     dress(loss, "training loss", "epoch", "loss", whole_x=True)
     dress(accuracy, f"{where} accuracy", "epoch", "percent", whole_x=True)
     before = ", before averaging" if any(map(_averages, runs.values())) else ""
@@ -53,7 +61,19 @@ def learning_curves(runs: Mapping[str, Run], path: Path | str) -> Path:
         accuracy.plot([], [], "-", color="0.3", alpha=PALE, label="before averaging")
     accuracy.legend(frameon=False, fontsize=9)
     loss.legend(frameon=False, fontsize=9 if len(runs) <= MANY else 6, ncols=1 + (len(runs) - 1) // MANY)
-    return store(figure, path)
+
+
+def _draw(name: str, run: Run, colour: str, loss: Axes, accuracy: Axes, gap: Axes) -> None:
+    style: dict[str, Any] = {"color": colour, "linewidth": 1.6}
+    _line(loss, [(r.epoch, r.terms["total"]) for r in run.records], label=name, **style)
+    prefix = "average_" if _averages(run) else ""
+    if prefix:
+        _accuracies(accuracy, run.records, "", **style, alpha=PALE)
+    _accuracies(accuracy, run.records, prefix, **style)
+    best = run.best_average if prefix else run.best
+    if best is not None:
+        _line(accuracy, _points((best,), f"{prefix}robust", 100), marker="o", markersize=5, **style)
+    _line(gap, _points(run.records, "gap", 100), **style)
 
 
 def _averages(run: Run) -> bool:

@@ -36,6 +36,21 @@ def row_names(rows: Sequence[Row], folders: Mapping[Hashable, str] = NOWHERE) ->
     return called
 
 
+def method_names(rows: Sequence[Row], labels: Mapping[str, str]) -> list[str]:
+    """What tables with a column for the seed call rows: by the label of their recipe, with a `*` if chosen on the test
+    set, and with what tells settings of one recipe and seed apart."""
+    plain = [(labels.get(row.recipe, row.recipe) + "*" * row.on_test, row.seed) for row in rows]
+    names = [
+        name + (f", changed{_apart(row, rows)}" if plain.count((name, seed)) > 1 and row.changes else "")
+        for (name, seed), row in zip(plain, rows, strict=True)
+    ]
+    keys = [(name, row.seed) for name, row in zip(names, rows, strict=True)]
+    return [
+        f"{name} ({row.recipe_hash[:8]})" if keys.count((name, row.seed)) > 1 else name
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
 def _apart(row: Row, rows: Sequence[Row]) -> str:
     """`: threat.eps=4/255` where other changed rows of the recipe have another one; nothing where they are changed
     alike, or there are none."""

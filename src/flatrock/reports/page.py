@@ -63,7 +63,7 @@ def _overview(stories: Sequence[Story], places: Mapping[str, str], differences: 
     known = {story.title: main for story in stories if (main := story.main) is not None}
     parts = []
     if known:
-        compared = comparison(known)
+        compared = _with_questions(comparison(known), list(known.values()))
         bars = [h for h in compared.header[1:] if h in ("clean", WORST)]
         shown = [story.name for story in stories if story.main is not None]
         links = {row[0]: places[name] for row, name in zip(compared.rows, shown, strict=True)}
@@ -81,6 +81,26 @@ def _overview(stories: Sequence[Story], places: Mapping[str, str], differences: 
     elif known:
         parts.append(text("No finding: nothing was found that makes these numbers less trustworthy.", kind="good"))
     return block("section", *parts)
+
+
+def _with_questions(compared: Table, results: Sequence[Result | str]) -> Table:
+    """With the threat and the data of every model, where they differ: numbers of other questions are not comparable."""
+    columns = {
+        "threat": [_threat(r) if isinstance(r, Result) else "" for r in results],
+        "data": [_data(r) if isinstance(r, Result) else "" for r in results],
+    }
+    told = {name: cells for name, cells in columns.items() if len(set(filter(None, cells))) > 1}
+    header = (compared.header[0], *told, *compared.header[1:])
+    cells = zip(compared.rows, zip(*told.values(), strict=True) if told else [()] * len(results), strict=True)
+    return Table(header, tuple((row[0], *more, *row[1:]) for row, more in cells))
+
+
+def _threat(result: Result) -> str:
+    return f"{result.threat['norm']} eps {radius(result.threat['eps'])}"
+
+
+def _data(result: Result) -> str:
+    return str(result.provenance.get("data", f"{result.n} samples"))
 
 
 def _findings(story: Story) -> list[tuple[str, str, str]]:
@@ -140,12 +160,12 @@ def _probed(epoch: int, clean: float | None, robust: float | None) -> str:
 
 
 def _heading(name: str, result: Result) -> str:
-    about, epoch = result.provenance, result.provenance.get("epoch")
+    epoch = result.provenance.get("epoch")
     told = [
         _short(name),
         f"epoch {epoch}" if epoch is not None else "",
-        f"{result.threat['norm']} eps {radius(result.threat['eps'])}",
-        str(about.get("data", f"{result.n} samples")),
+        _threat(result),
+        _data(result),
         f"worst case {percent(result.robust)}",
     ]
     return "; ".join(part for part in told if part)

@@ -12,10 +12,12 @@ from flatrock.reports.notes import Note
 ON_TEST = "best epoch chosen on the test set, no images held out"
 
 
-def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, Note]) -> list[str]:
-    """What a reader of the numbers must know: marks, changes, failures, findings, notes, where they come from."""
+def remarks(rows: Sequence[Row], names: Sequence[str], notes: Mapping[str, Note]) -> list[str]:
+    """What a reader of the numbers must know: marks, changes, failures, findings, notes, where they come from.
+
+    `names` are those of the table above, so that each row is found there.
+    """
     said: dict[str, list[str]] = {}
-    names = [f"{labels.get(row.recipe, row.recipe)}{'*' if row.on_test else ''} (seed {row.seed})" for row in rows]
     for name, row in zip(names, rows, strict=True):
         for text in _of_run(row, notes.get(row.recipe)):
             said.setdefault(text, []).append(name)
@@ -29,7 +31,7 @@ def remarks(rows: Sequence[Row], labels: Mapping[str, str], notes: Mapping[str, 
     sizes = sorted({score.n for row in rows for score in row.scores.values()})
     if sizes:
         parts.append(f"Accuracies are of {' and of '.join(f'{n:,}' for n in sizes)} test images.")
-    return [*parts, _origin(rows)]
+    return [*parts, _origin(rows, names)]
 
 
 def _of_run(row: Row, note: Note | None) -> list[str]:
@@ -61,15 +63,19 @@ def told_once(said: Mapping[str, Sequence[str]], everyone: Sequence[str]) -> lis
     return told
 
 
-def _origin(rows: Sequence[Row]) -> str:
-    """Commits, devices and dates of the runs, those alike said once."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
+def _origin(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Commits, devices and dates of the runs, those alike said once; by recipes where that tells the rows apart."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, row in zip(names, rows, strict=True):
         about = row.provenance
         said = f"commit {about.get('commit')}, torch {about.get('torch')}, {about.get('device')}"
         said = ", ".join([said, str(about.get("time"))[:10], *_settings(about.get("engine")), *_continued(about)])
-        found.setdefault(said, []).append(row.recipe)
-    named = [f"{said} ({', '.join(f'`{n}`' for n in dict.fromkeys(names))})" for said, names in found.items()]
+        found.setdefault(said, []).append((row.recipe, name))
+    places = [recipe for who in found.values() for recipe in {recipe for recipe, _ in who}]
+    named = [
+        f"{said} ({', '.join(dict.fromkeys(f'`{r}`' if places.count(r) == 1 else name for r, name in who))})"
+        for said, who in found.items()
+    ]
     every = (
         f"Trained at {named[0]}. "
         if len(named) == 1

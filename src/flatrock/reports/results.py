@@ -20,12 +20,12 @@ from flatrock.reports.claims import (
     value,
 )
 from flatrock.reports.expected import expected_parts
-from flatrock.reports.names import NOWHERE, row_names
+from flatrock.reports.names import NOWHERE, method_names, row_names
 from flatrock.reports.notes import Note
 from flatrock.reports.papers import Measure, Papers, Protocol
 from flatrock.reports.remarks import remarks
 from flatrock.reports.results_beside import beside, part_of_images
-from flatrock.reports.results_costs import costs, epoch_time, label
+from flatrock.reports.results_costs import costs, epoch_time
 from flatrock.reports.table import Table, markdown, named
 
 COMMAND = "flatrock report results/*.json --out docs/results.md"
@@ -94,7 +94,7 @@ def results_page(
             "## Other runs",
             *_picture("clean accuracy and that under all attacks, of every run", pictures.get(OTHERS, "")),
             markdown(overview(others)),
-            *remarks(others, {}, notes),
+            *remarks(others, row_names(others), notes),
             *expected_parts(row_names(others), others, bands),
         ]
     again = ["## Making the rows last made again", f"```sh\n{command}\n```"]
@@ -111,11 +111,12 @@ def _section(
     rows = sorted(rows, key=lambda row: (order.get(row.recipe, len(order)), row.recipe, row.seed))
     missing = _missing(protocol, rows)
     if rows:
+        names = method_names(rows, labels)
         parts += [
             *_picture("accuracy under attack, epoch by epoch", curves),
             markdown(measured(rows, protocol)),
-            markdown(costs(rows, labels)),
-            *remarks(rows, labels, notes),
+            markdown(costs(rows, names)),
+            *remarks(rows, [f"{name} (seed {row.seed})" for name, row in zip(names, rows, strict=True)], notes),
             *expected_parts(row_names(rows), rows, bands),
         ]
         parts += _compared(protocol, rows)
@@ -202,8 +203,8 @@ def measured(rows: Sequence[Row], protocol: Protocol) -> Table:
     """Accuracy of every evaluated checkpoint; a failed run has a row and no number."""
     labels, measures = {name: entry.label for name, entry in protocol.rows.items()}, _columns(rows, protocol)
     lines = []
-    for row in rows:
-        head = (label(row, labels), f"`{row.recipe}`", str(row.seed))
+    for name, row in zip(method_names(rows, labels), rows, strict=True):
+        head = (name, f"`{row.recipe}`", str(row.seed))
         if not row.scores:
             said = "FAILED" if row.status == "failed" else "not evaluated"
             lines.append((*head, said, *("" for _ in measures)))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from flatrock.core.rows import Row, Score
 from flatrock.reports.table import Table, percent
 
 
-def label(row: Row, labels: Mapping[str, str]) -> str:
-    """What tables call a row."""
-    return labels.get(row.recipe, row.recipe) + ("*" if row.on_test else "")
-
-
-def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
-    """Held-out robust accuracy of the best and the last epoch, and what the run cost."""
+def costs(rows: Sequence[Row], names: Sequence[str]) -> Table:
+    """Held-out robust accuracy of the best and the last epoch, and what the run of this name cost."""
     lines = []
-    for row in rows:
+    for name, row in zip(names, rows, strict=True):
         ends = [row.selection.get(f"average_{end}", row.selection.get(end)) for end in ("best", "last")]
         star = "*" if row.selection.get("data") == "test" else ""
         said = ["" if end is None else f"{percent(end['robust'])}{star} ({end['epoch']})" for end in ends]
@@ -24,7 +19,7 @@ def costs(rows: Sequence[Row], labels: Mapping[str, str]) -> Table:
         memory, elapsed = row.training.get("peak_memory_bytes"), row.training.get("elapsed")
         lines.append(
             (
-                label(row, labels),
+                name,
                 *said,
                 epoch_time(row),
                 _time(row, f"{row.training['seconds'] / 60:.1f}"),

@@ -1,0 +1,114 @@
+"""The file of an unfinished measurement: one process at a time, and nothing of one that was refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatrock.core.errors import BusyError, ModelError, StateError
+from flatrock.diagnostics.certify import certify
+from flatrock.diagnostics.ledger import Ledger, is_ledger
+from flatrock.diagnostics.smoothing import Smoothing
+from flatrock.engine.folder import OWN_FILE
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from flatrock.diagnostics.ledger import Ledger
+ledger = Ledger(Path(sys.argv[1]), {"a": 1}, resume=False)
+for i in range(int(sys.argv[2])):
+    ledger.put(str(i), {"value": i})
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(params=[0, 2])
+def at_work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str], int]]:
+    """A process that measures, with so many parts finished."""
+    file = tmp_path / "landscape-best-d1.part"
+    words = [sys.executable, "-c", WORKER, str(file), str(request.param)]
+    worker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
+    yield file, worker, request.param
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_who_is_at_work_is_told_and_after_a_kill_it_goes_on(
+    at_work: tuple[Path, subprocess.Popen[str], int], resume: bool
+) -> None:
+    file, worker, parts = at_work
+    before = file.read_bytes() if parts else b""
+    with pytest.raises(BusyError, match=rf"^process {worker.pid} is measuring into .*{file.name}; wait for it$"):
+        Ledger(file, {"a": 1}, resume=resume)
+    assert (file.read_bytes() if parts else b"") == before
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    if parts:
+        with pytest.raises(StateError, match="of a measurement that was stopped; go on with --resume"):
+            Ledger(file, {"a": 1}, resume=False)
+    ledger = Ledger(file, {"a": 1}, resume=True)
+    assert len(ledger) == parts
+    ledger.close()
+    assert list(file.parent.iterdir()) == [], "the lock goes with it"
+
+
+def test_there_is_no_file_before_the_first_part(tmp_path: Path) -> None:
+    file, lock = tmp_path / "curvature-best-x.part", tmp_path / ".curvature-best-x.part.lock"
+    with Ledger(file, {"a": 1}, resume=False) as ledger:
+        assert list(tmp_path.iterdir()) == [lock] and OWN_FILE.fullmatch(lock.name)
+        ledger.put("one", {"value": 1})
+        ledger.put("two", {"value": 2})
+    assert list(tmp_path.iterdir()) == [file] and is_ledger(file)
+    again = Ledger(file, {"a": 1}, resume=True)
+    assert len(again) == 2
+    del again
+    assert not lock.exists(), "nobody needs it"
+
+
+def test_what_only_has_a_head_gives_way_to_another_measurement(tmp_path: Path) -> None:
+    file = tmp_path / "a.part"
+    file.write_text('{"a": 1}\n')
+    with Ledger(file, {"a": 2}, resume=False) as ledger:
+        ledger.put("one", {"value": 1})
+    assert len(file.read_text().splitlines()) == 2
+    assert len(Ledger(file, {"a": 2}, resume=True)) == 1
+
+
+class Coupled(nn.Module):
+    """Its answers depend on the rest of the batch, which `certify` refuses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.flatten(1)
+        return z - z.mean(0)
+
+
+def test_a_model_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    x, file = torch.rand(4, 1, 2, 2), tmp_path / "a.part"
+    with pytest.raises(ModelError, match="depends on the other inputs"), Ledger(file, {}, resume=False) as ledger:
+        certify(Coupled(), x, torch.zeros(4, dtype=torch.long), Smoothing(sigma=0.5, n0=10, n=20), ledger=ledger)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_does_not_lock_itself_out(tmp_path: Path) -> None:
+    """A measurement that failed there is still looked at by whoever shows its error."""
+    file = tmp_path / "a.part"
+    failed = Ledger(file, {}, resume=False)
+    failed.put("one", {"value": 1})
+    again = Ledger(file, {}, resume=True)
+    assert len(again) == 1
+    again.close()
+    assert list(tmp_path.iterdir()) == []
+    Ledger(file, {}, resume=False).put("two", {"value": 2})
+    assert list(tmp_path.iterdir()) == [file]
