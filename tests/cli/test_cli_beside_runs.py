@@ -73,3 +73,9 @@ def test_rows_are_compared_and_make_no_page(runs: Path) -> None:
     done = flatrock("page", runs / "cifar10_short_at", rows)
     assert done.exit_code == 0, done.output
     assert f"left out {rows}: it holds rows of many runs" in done.output
+
+
+def test_a_study_leaves_out_what_it_wrote_the_last_time(runs: Path) -> None:
+    done = flatrock("overfit", *sorted(runs.iterdir()))
+    assert f"left out {runs / 'overfit.json'}" in done.output
+    assert "keeps no" in done.output.splitlines()[-1], "what is wrong is said of a run, which kept no epochs"

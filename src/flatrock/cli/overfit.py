@@ -20,7 +20,7 @@ from flatrock.cli.landscape import (
     Precision,
     Seed,
 )
-from flatrock.cli.shared import beside, check_out, named, numeric, one_device, words
+from flatrock.cli.shared import beside, check_out, named, numeric, one_device, without_others, words
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.provenance import birth_certificate
 from flatrock.diagnostics.overfit import Study
@@ -57,6 +57,7 @@ def run(
 ) -> None:
     """Draw best and last robust accuracy and the robust generalization gap against sharpness over training."""
     with friendly("the same command goes on from the last finished point"):
+        runs = without_others(runs)
         prefix, names = named(out) or beside(runs, "overfit"), words(which)
         check_out(*_files(prefix))
         where = one_device(device)

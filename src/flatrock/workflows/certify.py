@@ -76,23 +76,23 @@ def certify_run(
     if resume and known and odd is not None and _finished(known, trained, target, about, odd, smoothing, test):
         part.unlink(missing_ok=True)  # of a repetition that was stopped
         return known, target
-    ledger = Ledger(part, identity, resume=resume)
-    found = certify(
-        trained.model,
-        _inputs(test),
-        test.y,
-        smoothing,
-        ids=test.ids,
-        device=devices,
-        batch_size=batch_size,
-        seed=seed,
-        ledger=ledger,
-        progress=progress,
-        marks=trained.marks,
-        provenance=about,
-    )
-    _store(found, target)
-    ledger.close()
+    with Ledger(part, identity, resume=resume) as ledger:
+        found = certify(
+            trained.model,
+            _inputs(test),
+            test.y,
+            smoothing,
+            ids=test.ids,
+            device=devices,
+            batch_size=batch_size,
+            seed=seed,
+            ledger=ledger,
+            progress=progress,
+            marks=trained.marks,
+            provenance=about,
+        )
+        _store(found, target)
+        ledger.close()
     tell_replaced(odd or (), progress)
     return found, target
 

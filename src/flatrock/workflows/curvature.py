@@ -123,10 +123,9 @@ def measure_curvature(
         return known, target
     if resume:
         _check_begun(part, subject, identity)
-    ledger, crafted = Ledger(part, identity, resume=resume), subject.crafted
-    model = trained.model.to(device=device, dtype=crafted.x.dtype)
+    crafted, model = subject.crafted, trained.model.to(device=device, dtype=subject.crafted.x.dtype)
 
-    def measured(loss: str, x: Tensor) -> Curvature:
+    def measured(loss: str, x: Tensor, ledger: Ledger) -> Curvature:
         return curvature(
             model,
             x,
@@ -142,10 +141,11 @@ def measure_curvature(
             kept=Kept(ledger, f"{loss} {_fingerprint(x)[:16]} "),
         )
 
-    losses = {CLEAN: measured(CLEAN, crafted.x), ADVERSARIAL: measured(ADVERSARIAL, crafted(model))}
-    record = replace(plan, losses=losses, provenance=_certificate(subject, plan, losses))
-    write_atomic(target, record.to_json().encode())
-    ledger.close()
+    with Ledger(part, identity, resume=resume) as ledger:
+        losses = {CLEAN: measured(CLEAN, crafted.x, ledger), ADVERSARIAL: measured(ADVERSARIAL, crafted(model), ledger)}
+        record = replace(plan, losses=losses, provenance=_certificate(subject, plan, losses))
+        write_atomic(target, record.to_json().encode())
+        ledger.close()
     listener.say(f"wrote {target}")
     tell_replaced(odd, listener)
     return record, target

@@ -84,18 +84,19 @@ def measure_landscape(
             part.unlink(missing_ok=True)  # of a repetition that was stopped
             return known, target
         check_replaced(trained, target, odd)
-    ledger = Ledger(part, identity, resume=resume)
-    begun, before = time.monotonic(), len(ledger)
-    total = _units(subject, plan)
-    listener.begin(f"{plan.kind} landscape of {trained.title}", total, before)
-    try:
-        found = _walked(subject, plan, ledger, listener, size, devices=devices)
-    finally:
-        listener.end()
-    about: dict[str, Any] = {"seconds": round(time.monotonic() - begun, 3), "measured": total - before, "points": total}
-    record = _certified(found, subject, plan, identity, about | shared_by(devices))
-    write_atomic(target, record.to_json().encode())
-    ledger.close()
+    with Ledger(part, identity, resume=resume) as ledger:
+        begun, before = time.monotonic(), len(ledger)
+        total = _units(subject, plan)
+        listener.begin(f"{plan.kind} landscape of {trained.title}", total, before)
+        try:
+            found = _walked(subject, plan, ledger, listener, size, devices=devices)
+        finally:
+            listener.end()
+        taken = round(time.monotonic() - begun, 3)
+        about: dict[str, Any] = {"seconds": taken, "measured": total - before, "points": total}
+        record = _certified(found, subject, plan, identity, about | shared_by(devices))
+        write_atomic(target, record.to_json().encode())
+        ledger.close()
     tell_replaced(odd, listener)
     return record, target
 
