@@ -208,7 +208,7 @@ def test_the_last_checkpoint_and_a_file_of_one(run: Path) -> None:
         (("--sigma", "0.25", "--linf-eps", "2/0"), "linf-eps: '2/0' divides by zero"),
         (("--sigma", "0.25", "--n", "0"), "n must be a whole number >= 1, got 0"),
         (("--sigma", "0.25", "--alpha", "1"), "alpha must lie strictly between 0 and 1, got 1.0"),
-        (("--sigma", "0.25", "--n", "5"), "n 5 decides nothing at alpha 0.001, whatever the votes: use n 11 or more"),
+        (("--sigma", "0.25", "--n", "5"), "n 5 proves nothing at alpha 0.001, whatever the votes: use n 11 or more"),
         (
             ("--sigma", "0.25", "--n", "100", "--radius", "0.2,0.5"),
             "radius 0.5 is out of reach: with n 100, alpha 0.001 and sigma 0.25 the largest radius is 0.37512, "

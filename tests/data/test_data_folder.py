@@ -59,7 +59,7 @@ def test_other_formats_and_modes_load_and_stray_files_do_not(root: Path) -> None
 
 
 def test_images_below_folders_of_a_class_are_its_own(root: Path) -> None:
-    """As torchvision reads them, and as Tiny ImageNet lies: train/<class>/images/*."""
+    """As Tiny ImageNet lies: train/<class>/images/*."""
     _image(root / "train" / "bee" / "more" / "deep" / "0.png", value=99)
     _image(root / "train" / "bee" / ".thumbs" / "0.png", value=98)
     _image(root / "train" / "dog" / "images" / "1.png", value=97)

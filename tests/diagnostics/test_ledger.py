@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatrock.core.errors import BusyError, ModelError, StateError
 from flatrock.diagnostics.certify import certify
-from flatrock.diagnostics.ledger import Ledger, is_ledger
+from flatrock.diagnostics.ledger import Ledger, begun, forget, is_ledger
 from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.engine.folder import OWN_FILE
 
@@ -112,3 +112,37 @@ def test_one_process_does_not_lock_itself_out(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     Ledger(file, {}, resume=False).put("two", {"value": 2})
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_that_of_one_at_work_is_not_forgotten(at_work: tuple[Path, subprocess.Popen[str], int]) -> None:
+    file, worker, parts = at_work
+    forget(file)
+    assert file.is_file() == bool(parts)
+    worker.kill()
+    worker.wait()
+    forget(file)
+    assert not file.exists()
+
+
+def test_whoever_was_refused_is_not_at_work(tmp_path: Path) -> None:
+    """However long the error is kept, as a notebook does."""
+    file = tmp_path / "a.part"
+    with Ledger(file, {"a": 1}, resume=False) as ledger:
+        ledger.put("one", {"value": 1})
+    with pytest.raises(StateError, match="different: a") as kept:
+        Ledger(file, {"a": 2}, resume=True)
+    code = "import sys; from pathlib import Path; from flatrock.diagnostics.ledger import Ledger\n"
+    code += "print(len(Ledger(Path(sys.argv[1]), {'a': 1}, resume=True)))"
+    other = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert other.stdout == "1\n", other.stderr
+    assert kept.value
+
+
+def test_a_file_that_is_taken_away_is_written_anew(tmp_path: Path) -> None:
+    file = tmp_path / "a.part"
+    with Ledger(file, {"a": 1}, resume=False) as ledger:
+        ledger.put("one", {"value": 1})
+        file.unlink()
+        ledger.put("two", {"value": 2})
+    assert begun(file, {"a": 1}) and not begun(file, {"a": 2}) and not begun(tmp_path / "b.part", {"a": 1})
+    assert len(Ledger(file, {"a": 1}, resume=True)) == 2

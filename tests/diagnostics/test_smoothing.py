@@ -121,7 +121,7 @@ def test_a_radius_no_lifetime_can_reach_asks_for_more_noise() -> None:
         ({"sigma": 0.25, "n": 1e5}, "n must be a whole number >= 1, got 100000.0"),
         ({"sigma": 0.25, "alpha": 0.0}, "alpha must lie strictly between 0 and 1, got 0.0"),
         ({"sigma": 0.25, "alpha": 1}, "alpha must lie strictly between 0 and 1, got 1"),
-        ({"sigma": 0.25, "n": 10}, "n 10 decides nothing at alpha 0.001, whatever the votes: use n 11 or more"),
+        ({"sigma": 0.25, "n": 9}, "n 9 proves nothing at alpha 0.001, whatever the votes: use n 11 or more"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, float], told: str) -> None:
@@ -299,3 +299,14 @@ def test_smoothed_has_the_gradient_of_what_it_computes() -> None:
     soft = Smoothed(model, x[0].detach(), sigma=0.3, draws=5, seed=NODE)
     assert torch.autograd.gradcheck(soft, (x,))
     assert prod(soft(x).shape) == 9
+
+
+def test_so_few_votes_that_none_decides_are_refused_before_work() -> None:
+    """10 votes that agree certify a radius at alpha 0.001, but PREDICT, two-sided, would abstain from everything."""
+    few = Smoothing(sigma=0.25, n=10)
+    assert few.largest_radius > 0 and few.fewest == 11
+    assert predictions(torch.tensor([[10, 0]]), 0.001).tolist() == [-1]
+    assert predictions(torch.tensor([[11, 0]]), 0.001).tolist() == [0]
+    with pytest.raises(ConfigError, match=r"n 10 decides nothing .* use n 11 or more"):
+        few.check_votes()
+    Smoothing(sigma=0.25, n=11).check_votes()

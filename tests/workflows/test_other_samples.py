@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
 from flatrock.data.catalog import load_data
+from flatrock.diagnostics.ledger import Ledger
 
 NPZ = (
     "data={name: npz, held_out: 60}",
@@ -105,6 +107,45 @@ def test_a_record_of_other_test_samples_is_not_replaced_silently(
     assert call(command, "other", *on).exit_code == 0, "without --resume it is measured again"
 
 
+@pytest.mark.parametrize("command", ["landscape", "curvature", "certify"])
+def test_a_replacement_that_was_stopped_goes_on(
+    call: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Who began it without --resume has said that the record may go."""
+    on = () if command == "certify" else ("--on", "test")
+    on += ("--beta", "100") if command == "curvature" else ()
+    assert call(command, "own", *on).exit_code == 0
+    (file,) = tmp_path.glob(f"run/{RECORDS[command]}")
+    before, put = file.read_bytes(), Ledger.put
+
+    def stopped(self: Ledger, key: str, value: Mapping[str, Any]) -> None:
+        put(self, key, value)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "put", stopped)
+        assert call(command, "other", *on).exit_code == 130
+    assert file.read_bytes() == before
+    done = call(command, "other", *on, "--resume")
+    assert done.exit_code == 0, done.output
+    assert file.read_bytes() != before
+    assert not list(tmp_path.glob("run/*.part"))
+
+
+def test_what_is_computed_is_not_compared_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of the user's may round otherwise on another machine, and no --data-dir would cure that."""
+    monkeypatch.chdir(tmp_path)
+    code = "from torch import Tensor\n\nfrom flatrock.data.catalog import load_data\n\nSHARE = 1.0\n\n\n"
+    code += "def make(split: str) -> tuple[Tensor, Tensor]:\n"
+    code += "    data = load_data('moons', split, points=200)\n    return data.x * SHARE, data.y\n"
+    (tmp_path / "mydata.py").write_text(code)
+    words = ("data={name: 'mydata:make', held_out: 60}", *NPZ[1:], "--run-dir", tmp_path / "run")
+    assert flatrock("train", "moons_at", *words).exit_code == 0
+    (tmp_path / "mydata.py").write_text(code.replace("SHARE = 1.0", "SHARE = 1.0 - 1e-7"))
+    done = flatrock("landscape", tmp_path / "run", *FEW["landscape"], "--on", "train")
+    assert done.exit_code == 0, done.output
+
+
 def test_a_study_takes_up_no_record_of_other_test_samples(call: Callable[..., Result], tmp_path: Path) -> None:
     assert call("overfit", "own", "--on", "test").exit_code == 0
     before = records(tmp_path)
@@ -143,4 +184,5 @@ def test_several_runs_are_looked_at_before_any_is_measured(trained: Path, tmp_pa
 def test_the_number_of_training_samples_is_that_of_the_run(call: Callable[..., Result]) -> None:
     refused = call("curvature", "other", "--on", "test")
     assert refused.exit_code == 2, refused.output
-    assert "beta (the number of training samples)" in " ".join(refused.output.split())
+    told = " ".join(refused.output.split())
+    assert "beta: npz training set" in told and "say --beta N, the number of its training samples" in told

@@ -29,9 +29,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="JSON file to write")] = None,
 ) -> None:
     """Time whole training steps, data and augmentation included, of recipes in turn in one process."""
-    with friendly(
-        "nothing was written" if out is None else f"{out} is written once times are measured, and at the end"
-    ):
+    with friendly("nothing was written" if out is None else f"{out} is there only if times had been measured"):
         if out is not None:
             check_json(out, SCHEMA, "file of `flatrock bench`")
         chosen = [load_recipe(name, override or []) for name in recipes]

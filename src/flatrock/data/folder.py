@@ -81,7 +81,7 @@ def _classes(place: Path) -> list[str]:
 
 
 def _images(place: Path) -> list[str]:
-    """Paths below a class folder, however deep: some data sets have train/<class>/images/*."""
+    """Paths below a class folder, however deep (links to folders are not followed)."""
     if not place.is_dir():
         return []
     paths = (path.relative_to(place) for path in place.rglob("*") if path.suffix.lower() in ENDINGS)

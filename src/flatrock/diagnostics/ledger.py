@@ -10,10 +10,28 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from flatrock.core.errors import StateError
+from flatrock.core.errors import BusyError, StateError
 from flatrock.core.files import json_text, sealed_line, sha256, unsealed, write_atomic
 from flatrock.core.identity import ANSWERS, differences
 from flatrock.core.locks import locked
+
+
+def begun(path: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether finished parts of just this measurement lie there."""
+    try:
+        with path.open(errors="replace") as f:
+            return not differences(f.readline(), identity)
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def forget(path: Path) -> None:
+    """Remove what a repetition that was stopped has left; that of one at work is its own."""
+    if path.is_file():
+        with suppress(BusyError):
+            hold = _hold(path)
+            path.unlink(missing_ok=True)
+            hold.give_back()
 
 
 def is_ledger(path: Path) -> bool:
@@ -42,10 +60,10 @@ _HOLDS: weakref.WeakValueDictionary[Path, _Hold] = weakref.WeakValueDictionary()
 
 def _hold(path: Path) -> _Hold:
     """That of this process; BusyError, which names the process at work, if another has it."""
-    place = path.absolute()
+    place = path.resolve()
     known = _HOLDS.get(place)
     if known is None or not known.give_back.alive:
-        known = _HOLDS[place] = _Hold(path)
+        known = _HOLDS[place] = _Hold(place)
     return known
 
 
@@ -65,6 +83,13 @@ class Ledger:
         if path is None:
             return
         self._lock = _hold(path)
+        try:
+            self._open(path, identity, resume=resume)
+        except BaseException:  # whoever was refused is not at work, however long the error is kept
+            self._lock.give_back()
+            raise
+
+    def _open(self, path: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
         if resume and path.is_file():
             self._read(path, identity)
         elif path.exists() and not path.is_file():
@@ -119,7 +144,7 @@ class Ledger:
         self._known[key] = dict(value)
         if self._path is None:
             return
-        if not self._begun:  # only now: a measurement that is refused leaves nothing behind
+        if not self._begun or not self._path.exists():  # only now: one that is refused leaves nothing behind
             self._write(self._path)
             self._begun = True
             return

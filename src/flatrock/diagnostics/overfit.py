@@ -32,8 +32,8 @@ def check_selections(selections: Mapping[str, Selection]) -> None:
         raise ConfigError(
             f"gaps on different data are not drawn together: {where}; train with one select.data, or draw them apart"
         )
-    (first, mine), *others = selections.items()
-    for name, one in others:
+    first, mine = next(iter(selections.items()), ("", Selection("")))
+    for name, one in selections.items():
         if one.attack != mine.attack:
             raise ConfigError(
                 f"robust accuracies under different attacks are not drawn together: {mine.label} ({first}) and "

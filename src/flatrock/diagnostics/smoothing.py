@@ -89,9 +89,9 @@ class Smoothing:
                 f"alpha must lie strictly between 0 and 1, got {self.alpha!r}; it is the probability that a "
                 "certificate is wrong, usually 0.001"
             )
-        if not faults and self.n < self.fewest:
+        if not faults and self.largest_radius <= 0:
             faults.append(
-                f"n {self.n} decides nothing at alpha {self.alpha:g}, whatever the votes: use n {self.fewest} or more"
+                f"n {self.n} proves nothing at alpha {self.alpha:g}, whatever the votes: use n {self.fewest} or more"
             )
         if faults:
             raise ConfigError("smoothing options:", tuple(faults))
@@ -110,6 +110,13 @@ class Smoothing:
         """The least n with which this radius can be certified: alpha^(1/n) > Phi(radius / sigma)."""
         log_share = float(torch.special.log_ndtr(torch.tensor(radius / self.sigma, dtype=torch.float64)))
         return math.floor(math.log(self.alpha) / log_share) + 1 if log_share else MANY_VOTES
+
+    def check_votes(self) -> None:
+        """ConfigError where n votes may prove something, but never let PREDICT answer."""
+        if self.n < self.fewest:
+            raise ConfigError(
+                f"n {self.n} decides nothing at alpha {self.alpha:g}, whatever the votes: use n {self.fewest} or more"
+            )
 
     def check_radius(self, radius: float, what: str = "") -> None:
         """Refuse a radius that these numbers could not certify even if all votes agreed; the error says what could."""

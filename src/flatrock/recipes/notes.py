@@ -10,6 +10,7 @@ import torch
 
 from flatrock.attacks.catalog import ATTACKS, Spec, parse_attack
 from flatrock.attacks.gradient import GradientAttack, idle
+from flatrock.attacks.smooth import SmoothPGD
 from flatrock.core.errors import ConfigError
 from flatrock.core.guests import is_own
 from flatrock.core.hooks import Flatness
@@ -30,8 +31,8 @@ HORIZONS = 3
 # average is little else.
 LATE = 0.5
 MUCH = 0.1
-# An attack that could not leave this share of its ball, were all its steps in one direction.
-NARROW = 0.5
+# An attack that could not leave this share of its ball, were all its steps in one direction; less than one usual step.
+NARROW = 0.2
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _idle(recipe: Recipe) -> Iterator[str]:
     """Attacks that were told to make no step, or steps that lead nowhere."""
     inner = None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options)
     threat = THREATS[recipe.threat.norm](recipe.threat.eps)
-    if inner is not None and threat.eps == 0:
+    if isinstance(inner, GradientAttack) and not isinstance(inner, SmoothPGD) and threat.eps == 0:
         yield "T08 threat.eps is 0: no attack moves anything, and training is without one; set threat.eps"
     elif inner is not None and idle(inner):
         yield "T08 no gradient step is made by the attack in training: it trains on noise; set attack.steps"

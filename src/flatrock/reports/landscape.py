@@ -152,14 +152,11 @@ def paired(records: Sequence[Landscape], at: float = 0.5) -> list[str]:
 
 def _unpaired(first: Landscape, other: Landscape) -> str:
     """Why directions of the same number are not the same for both; nothing if they are, or no record tells."""
-    known = ["digest" in record.moved for record in (first, other)]
-    if all(known) or not any(known):
-        return (
-            ""
-            if first.moved == other.moved
-            else "their layers or the names of those differ, and so their directions do"
-        )
-    return "as one record is of an older version and does not say which tensors moved; measure it again"
+    both = [dict(record.moved) for record in (first, other)]
+    if not all("digest" in moved for moved in both):  # an older record knows numbers, but no names
+        for moved in both:
+            moved.pop("digest", None)
+    return "" if both[0] == both[1] else "their layers or the names of those differ, and so their directions do"
 
 
 def caption(records: Sequence[Landscape]) -> str:

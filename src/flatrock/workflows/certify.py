@@ -24,7 +24,7 @@ from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.certify import certify
-from flatrock.diagnostics.ledger import Ledger, is_ledger
+from flatrock.diagnostics.ledger import Ledger, forget, is_ledger
 from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.recipes.restore import Source
 from flatrock.recipes.schema import Recipe
@@ -74,7 +74,7 @@ def certify_run(
     known = stored(target, lambda file: Certificate.from_json(file.read_bytes(), str(file)), must=resume)
     odd = None if known is None else _different(known, identity)
     if resume and known and odd is not None and _finished(known, trained, target, about, odd, smoothing, test):
-        part.unlink(missing_ok=True)  # of a repetition that was stopped
+        forget(part)
         return known, target
     with Ledger(part, identity, resume=resume) as ledger:
         found = certify(
@@ -122,6 +122,7 @@ def _store(found: Certificate, target: Path) -> None:
 
 
 def _check_wanted(smoothing: Smoothing, radii: Sequence[float], linf_eps: Sequence[float], dimension: int) -> None:
+    smoothing.check_votes()
     for radius in radii:
         smoothing.check_radius(radius)
     for eps in linf_eps:
@@ -182,7 +183,7 @@ def _finished(
     test: Dataset,
 ) -> bool:
     """Whether this certificate answers the question; StateError if it is of something else, or damaged."""
-    check_replaced(trained, target, other)
+    check_replaced(trained, target, other, identity=about["asked"])
     if other:
         return False
     odd = [name for name in _TOLD if known.provenance.get(name, "") != about.get(name, "")]

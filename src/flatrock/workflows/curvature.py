@@ -28,7 +28,7 @@ from flatrock.data.split import fair_subset
 from flatrock.diagnostics.curvature import Curvature, Settings, curvature
 from flatrock.diagnostics.curvature_record import ADVERSARIAL, CLEAN, CurvatureRecord
 from flatrock.diagnostics.kept import Kept
-from flatrock.diagnostics.ledger import Ledger
+from flatrock.diagnostics.ledger import Ledger, forget
 from flatrock.diagnostics.probe import fitting
 from flatrock.workflows.foreign_model import ForeignModel
 from flatrock.workflows.trained import Trained, check_replaced, open_trained, said, stored, tell_replaced
@@ -117,8 +117,8 @@ def measure_curvature(
     part, identity = target.with_suffix(".part"), _identity(plan, sampling, device)
     known = stored(target, _read, must=resume)
     odd = _different(known, plan)
-    if resume and (known := _finished(trained, target, known, odd)):
-        part.unlink(missing_ok=True)  # of a repetition that was stopped
+    if resume and (known := _finished(trained, target, known, odd, identity)):
+        forget(part)
         listener.say(f"read {target}, which was measured before")
         return known, target
     if resume:
@@ -170,9 +170,9 @@ def planned_curvature(
     subject = _subject(trained, sampling, torch.device("cpu"))
     plan = _plan(subject, sampling, settings, beta)
     target = _target(plan, subject, sampling)
-    known = stored(target, _read, must=resume)
-    if resume and _finished(trained, target, known, _different(known, plan)) is None:
-        _check_begun(target.with_suffix(".part"), subject, _identity(plan, sampling, device))
+    known, identity = stored(target, _read, must=resume), _identity(plan, sampling, device)
+    if resume and _finished(trained, target, known, _different(known, plan), identity) is None:
+        _check_begun(target.with_suffix(".part"), subject, identity)
     return plan
 
 
@@ -198,7 +198,7 @@ def _training_samples(trained: Trained) -> int:
     try:
         return len(trained.part("train"))
     except DataError as error:
-        raise DataError(f"beta (the number of training samples): {error}; with those say --beta") from error
+        raise DataError(f"beta: {error}; or say --beta N, the number of its training samples") from error
 
 
 def _fingerprint(*tensors: Tensor) -> str:
@@ -233,12 +233,12 @@ def _different(known: CurvatureRecord | None, plan: CurvatureRecord) -> list[str
 
 
 def _finished(
-    trained: Trained, target: Path, known: CurvatureRecord | None, odd: Sequence[str]
+    trained: Trained, target: Path, known: CurvatureRecord | None, odd: Sequence[str], identity: Mapping[str, Any]
 ) -> CurvatureRecord | None:
     """The record that answers this question, wherever it was measured; None if there is none."""
     if known is None:
         return None
-    check_replaced(trained, target, odd, data="data_digest")
+    check_replaced(trained, target, odd, identity=identity, data="data_digest")
     told = all(known.provenance.get(name) for name in ("weights_digest", "data_digest"))
     return known if told and known.provenance.get("flatrock") == VERSION and not odd else None
 

@@ -25,7 +25,7 @@ from flatrock.data.dataset import Dataset
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.input_landscape import walk_inputs
 from flatrock.diagnostics.landscape import moved
-from flatrock.diagnostics.ledger import Ledger
+from flatrock.diagnostics.ledger import Ledger, forget
 from flatrock.diagnostics.probe import Probe
 from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.diagnostics.weight_landscape import walk_weights, weight_points, weight_values
@@ -81,9 +81,9 @@ def measure_landscape(
     odd = [] if known is None else differences(json_text(dict(known.identity)), identity)
     if resume and known is not None:
         if not odd:
-            part.unlink(missing_ok=True)  # of a repetition that was stopped
+            forget(part)
             return known, target
-        check_replaced(trained, target, odd)
+        check_replaced(trained, target, odd, identity=identity)
     with Ledger(part, identity, resume=resume) as ledger:
         begun, before = time.monotonic(), len(ledger)
         total = _units(subject, plan)

@@ -22,6 +22,7 @@ from flatrock.core.progress import Progress, Silent
 from flatrock.core.tensorfile import weights_digest
 from flatrock.core.threat import Threat
 from flatrock.data.dataset import Dataset
+from flatrock.diagnostics.ledger import begun
 from flatrock.engine.folder import RunFolder
 from flatrock.models.foreign import Foreign
 from flatrock.recipes.build import build_threat, check_fit
@@ -178,11 +179,16 @@ def stored(target: Path, read: Callable[[Path], Record], *, must: bool) -> Recor
         return None
 
 
-def check_replaced(trained: Trained, target: Path, odd: Sequence[str], *, data: str = "data") -> None:
+def check_replaced(
+    trained: Trained, target: Path, odd: Sequence[str], *, identity: Mapping[str, Any], data: str = "data"
+) -> None:
     """StateError if going on would write over a record of something else.
 
     Runs keep their records apart, in folders: only one of other samples, in which `data` differs, is something else.
+    Who has begun to replace it, by `identity`, was asked before.
     """
+    if begun(target.with_suffix(".part"), identity):
+        return
     if data in odd or (trained.recipe is None and odd):
         told = ", ".join(_words(odd))
         raise StateError(
