@@ -138,6 +138,17 @@ def test_whoever_was_refused_is_not_at_work(tmp_path: Path) -> None:
     assert kept.value
 
 
+def test_a_refusal_takes_no_lock_from_who_is_at_work_in_this_process(tmp_path: Path) -> None:
+    file = tmp_path / "a.part"
+    with Ledger(file, {"a": 1}, resume=False) as ledger:
+        ledger.put("one", {"value": 1})
+        with pytest.raises(StateError, match="different: a"):
+            Ledger(file, {"a": 2}, resume=True)
+        forget(file)
+        assert sorted(f.name for f in tmp_path.iterdir()) == [".a.part.lock", "a.part"]
+    assert [f.name for f in tmp_path.iterdir()] == ["a.part"]
+
+
 def test_a_file_that_is_taken_away_is_written_anew(tmp_path: Path) -> None:
     file = tmp_path / "a.part"
     with Ledger(file, {"a": 1}, resume=False) as ledger:

@@ -146,6 +146,8 @@ def test_steps_that_lead_nowhere() -> None:
     assert "in a ball of" in text
     (text,) = told(base="digits_at", threat__eps=0)
     assert text.startswith("T08 threat.eps is 0: no attack moves anything")
+    for attack in ({"name": "fgsm"}, {"name": "mt"}, {"name": "smooth-pgd", "sigma": 0}):
+        assert len(told(base="digits_at", attack=attack, threat__eps=0)) == 1
     for base in ("digits_standard", "digits_smooth", "digits_trades_smooth_pgd"):
         assert told(base=base, threat__eps=0) == [], "noise of its own"
 

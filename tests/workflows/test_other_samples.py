@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
@@ -144,6 +145,20 @@ def test_what_is_computed_is_not_compared_to_the_last_bit(tmp_path: Path, monkey
     (tmp_path / "mydata.py").write_text(code.replace("SHARE = 1.0", "SHARE = 1.0 - 1e-7"))
     done = flatrock("landscape", tmp_path / "run", *FEW["landscape"], "--on", "train")
     assert done.exit_code == 0, done.output
+
+
+def test_pictures_of_another_folder_are_refused(trained: Path, tmp_path: Path) -> None:
+    for place, value in (("own", 10), ("other", 12)):
+        for i in range(40):
+            file = tmp_path / place / "train" / "ab"[i % 2] / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), value + 200 * (i % 2)).save(file)
+    words = ("data={name: folder, channels: 1, held_out: 10}", "model={num_classes: 2, normalize: null}")
+    more = ("data.augment={}", "train={epochs: 5, batch_size: 10}", "--data-dir", tmp_path / "own")
+    done = flatrock("train", "digits_at", *words, *more, "--run-dir", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    refused = flatrock("landscape", tmp_path / "run", "--data-dir", tmp_path / "other", *FEW["landscape"])
+    assert refused.exit_code == 2 and "is not the one" in refused.output, refused.output
 
 
 def test_a_study_takes_up_no_record_of_other_test_samples(call: Callable[..., Result], tmp_path: Path) -> None:

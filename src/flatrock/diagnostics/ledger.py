@@ -27,8 +27,8 @@ def begun(path: Path, identity: Mapping[str, Any]) -> bool:
 
 def forget(path: Path) -> None:
     """Remove what a repetition that was stopped has left; that of one at work is its own."""
-    if path.is_file():
-        with suppress(BusyError):
+    if path.is_file() and _held(path) is None:
+        with suppress(BusyError, StateError, OSError):  # it is only in the way
             hold = _hold(path)
             path.unlink(missing_ok=True)
             hold.give_back()
@@ -60,11 +60,22 @@ _HOLDS: weakref.WeakValueDictionary[Path, _Hold] = weakref.WeakValueDictionary()
 
 def _hold(path: Path) -> _Hold:
     """That of this process; BusyError, which names the process at work, if another has it."""
-    place = path.resolve()
-    known = _HOLDS.get(place)
-    if known is None or not known.give_back.alive:
+    place = _place(path)
+    known = _held(path)
+    if known is None:
         known = _HOLDS[place] = _Hold(place)
     return known
+
+
+def _place(path: Path) -> Path:
+    """One name for it, whatever folders are links."""
+    return path.parent.resolve() / path.name
+
+
+def _held(path: Path) -> _Hold | None:
+    """The hold this process has of it, if it has one."""
+    known = _HOLDS.get(_place(path))
+    return known if known is not None and known.give_back.alive else None
 
 
 class Ledger:
@@ -82,11 +93,13 @@ class Ledger:
         self._head = json_text(dict(identity))
         if path is None:
             return
+        others = _held(path)
         self._lock = _hold(path)
         try:
             self._open(path, identity, resume=resume)
         except BaseException:  # whoever was refused is not at work, however long the error is kept
-            self._lock.give_back()
+            if others is None:
+                self._lock.give_back()
             raise
 
     def _open(self, path: Path, identity: Mapping[str, Any], *, resume: bool) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from flatrock.attacks.catalog import ATTACKS, Spec, parse_attack
+from flatrock.attacks.gaussian import Gaussian
 from flatrock.attacks.gradient import GradientAttack, idle
 from flatrock.attacks.smooth import SmoothPGD
 from flatrock.core.errors import ConfigError
@@ -123,7 +124,8 @@ def _idle(recipe: Recipe) -> Iterator[str]:
     """Attacks that were told to make no step, or steps that lead nowhere."""
     inner = None if recipe.attack.name == "none" else ATTACKS.make(recipe.attack.name, **recipe.attack.options)
     threat = THREATS[recipe.threat.norm](recipe.threat.eps)
-    if isinstance(inner, GradientAttack) and not isinstance(inner, SmoothPGD) and threat.eps == 0:
+    noisy = isinstance(inner, Gaussian) or (isinstance(inner, SmoothPGD) and inner.sigma > 0)
+    if inner is not None and not noisy and threat.eps == 0:
         yield "T08 threat.eps is 0: no attack moves anything, and training is without one; set threat.eps"
     elif inner is not None and idle(inner):
         yield "T08 no gradient step is made by the attack in training: it trains on noise; set attack.steps"

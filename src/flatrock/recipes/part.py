@@ -39,8 +39,8 @@ def data_part(
 def _check_training_set(data: Dataset, on: str, known: str | None, run: object) -> None:
     """DataError if these are not the samples that a run was trained on, or set aside, but others of the same name."""
     source = info(data.name)
-    # What is computed, or decoded from pictures, may differ in its last bits on another machine.
-    exact = bool(source.remote) or data.name == "npz"
+    # What is computed, or decoded from pictures that everybody has, may differ in its last bits on another machine.
+    exact = bool(source.remote) or data.name in ("npz", "folder")
     if known and exact and (here := data.fingerprint()[: len(known)]) != known:
         raise DataError(
             f"{data.name} training set {here} is not the one {run} was trained on ({known}), and {on} samples are of "
