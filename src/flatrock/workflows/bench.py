@@ -85,7 +85,7 @@ def bench(
     """Time whole training steps of these recipes in turn, `rounds` times `steps` of each; the first is the base.
 
     Nothing is probed, saved or kept. Machines drift: only what was measured in one call should be compared. `keep` is
-    given the times as soon as they are there: memory takes as long again.
+    given the times as soon as they are there, before memory is measured.
     """
     if not recipes:
         raise ConfigError("there is nothing to measure: name at least one recipe")
@@ -270,11 +270,11 @@ def _cost(one: _Contestant, base: _Contestant, ceiling: float, *, beside: str) -
 
 
 def _pace(step: float, launching: float | None) -> tuple[str, ...]:
-    """Whether the processor, not the GPU, decides how long a step takes; both in seconds."""
+    """Whether the processor, not the GPU, may decide how long a step takes; both in seconds."""
     if launching is None or launching < BUSY * step:
         return ()
-    told = f"the processor takes {1000 * launching:.1f} ms to launch a step of {1000 * step:.1f} ms: it sets the pace"
-    return (f"{told}, and a faster or less busy one would make it shorter",)
+    told = f"the processor takes {1000 * launching:.1f} ms to launch a step of {1000 * step:.1f} ms"
+    return (f"{told}: it may set the pace, and a faster or less busy one make the step shorter",)
 
 
 def _options(method: Flatness) -> dict[str, Any]:
