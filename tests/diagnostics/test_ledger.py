@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from flatrock.core.errors import BusyError, ModelError, StateError
 from flatrock.diagnostics.certify import certify
-from flatrock.diagnostics.ledger import Ledger, begun, forget, is_ledger
+from flatrock.diagnostics.ledger import Ledger, begun, forget, is_ledger, measuring
 from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.engine.folder import OWN_FILE
 
 WORKER = """
 import sys, time
 from pathlib import Path
-from flatrock.diagnostics.ledger import Ledger
-ledger = Ledger(Path(sys.argv[1]), {"a": 1}, resume=False)
-for i in range(int(sys.argv[2])):
-    ledger.put(str(i), {"value": i})
-print("ready", flush=True)
-time.sleep(60)
+from flatrock.diagnostics.ledger import measuring
+with measuring(Path(sys.argv[1]), {"a": 1}, resume=False) as ledger:
+    for i in range(int(sys.argv[2])):
+        ledger.put(str(i), {"value": i})
+    print("ready", flush=True)
+    time.sleep(60)
 """
 
 
@@ -50,37 +50,35 @@ def test_who_is_at_work_is_told_and_after_a_kill_it_goes_on(
 ) -> None:
     file, worker, parts = at_work
     before = file.read_bytes() if parts else b""
-    with pytest.raises(BusyError, match=rf"^process {worker.pid} is measuring into .*{file.name}; wait for it$"):
-        Ledger(file, {"a": 1}, resume=resume)
+    told = rf"^process {worker.pid} is measuring into .*{file.name}; wait for it$"
+    with pytest.raises(BusyError, match=told), measuring(file, {"a": 1}, resume=resume):
+        raise AssertionError
     assert (file.read_bytes() if parts else b"") == before
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
     if parts:
         with pytest.raises(StateError, match="of a measurement that was stopped; go on with --resume"):
             Ledger(file, {"a": 1}, resume=False)
-    ledger = Ledger(file, {"a": 1}, resume=True)
-    assert len(ledger) == parts
-    ledger.close()
+    with measuring(file, {"a": 1}, resume=True) as ledger:
+        assert len(ledger) == parts
+        ledger.close()
     assert list(file.parent.iterdir()) == [], "the lock goes with it"
 
 
 def test_there_is_no_file_before_the_first_part(tmp_path: Path) -> None:
     file, lock = tmp_path / "curvature-best-x.part", tmp_path / ".curvature-best-x.part.lock"
-    with Ledger(file, {"a": 1}, resume=False) as ledger:
+    with measuring(file, {"a": 1}, resume=False) as ledger:
         assert list(tmp_path.iterdir()) == [lock] and OWN_FILE.fullmatch(lock.name)
         ledger.put("one", {"value": 1})
         ledger.put("two", {"value": 2})
     assert list(tmp_path.iterdir()) == [file] and is_ledger(file)
-    again = Ledger(file, {"a": 1}, resume=True)
-    assert len(again) == 2
-    del again
-    assert not lock.exists(), "nobody needs it"
+    assert len(Ledger(file, {"a": 1}, resume=True)) == 2
 
 
 def test_what_only_has_a_head_gives_way_to_another_measurement(tmp_path: Path) -> None:
     file = tmp_path / "a.part"
     file.write_text('{"a": 1}\n')
-    with Ledger(file, {"a": 2}, resume=False) as ledger:
+    with measuring(file, {"a": 2}, resume=False) as ledger:
         ledger.put("one", {"value": 1})
     assert len(file.read_text().splitlines()) == 2
     assert len(Ledger(file, {"a": 2}, resume=True)) == 1
@@ -96,22 +94,9 @@ class Coupled(nn.Module):
 
 def test_a_model_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     x, file = torch.rand(4, 1, 2, 2), tmp_path / "a.part"
-    with pytest.raises(ModelError, match="depends on the other inputs"), Ledger(file, {}, resume=False) as ledger:
+    with pytest.raises(ModelError, match="depends on the other inputs"), measuring(file, {}, resume=False) as ledger:
         certify(Coupled(), x, torch.zeros(4, dtype=torch.long), Smoothing(sigma=0.5, n0=10, n=20), ledger=ledger)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_one_process_does_not_lock_itself_out(tmp_path: Path) -> None:
-    """A measurement that failed there is still looked at by whoever shows its error."""
-    file = tmp_path / "a.part"
-    failed = Ledger(file, {}, resume=False)
-    failed.put("one", {"value": 1})
-    again = Ledger(file, {}, resume=True)
-    assert len(again) == 1
-    again.close()
-    assert list(tmp_path.iterdir()) == []
-    Ledger(file, {}, resume=False).put("two", {"value": 2})
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_that_of_one_at_work_is_not_forgotten(at_work: tuple[Path, subprocess.Popen[str], int]) -> None:
@@ -127,23 +112,20 @@ def test_that_of_one_at_work_is_not_forgotten(at_work: tuple[Path, subprocess.Po
 def test_whoever_was_refused_is_not_at_work(tmp_path: Path) -> None:
     """However long the error is kept, as a notebook does."""
     file = tmp_path / "a.part"
-    with Ledger(file, {"a": 1}, resume=False) as ledger:
+    with measuring(file, {"a": 1}, resume=False) as ledger:
         ledger.put("one", {"value": 1})
-    with pytest.raises(StateError, match="different: a") as kept:
-        Ledger(file, {"a": 2}, resume=True)
-    code = "import sys; from pathlib import Path; from flatrock.diagnostics.ledger import Ledger\n"
-    code += "print(len(Ledger(Path(sys.argv[1]), {'a': 1}, resume=True)))"
-    other = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    assert other.stdout == "1\n", other.stderr
-    assert kept.value
+    with pytest.raises(StateError, match="different: a") as kept, measuring(file, {"a": 2}, resume=True):
+        raise AssertionError
+    with measuring(file, {"a": 1}, resume=True) as again:
+        assert len(again) == 1 and kept.value
 
 
-def test_a_refusal_takes_no_lock_from_who_is_at_work_in_this_process(tmp_path: Path) -> None:
+def test_who_is_at_work_in_this_process_is_left_alone_too(tmp_path: Path) -> None:
     file = tmp_path / "a.part"
-    with Ledger(file, {"a": 1}, resume=False) as ledger:
+    with measuring(file, {"a": 1}, resume=False) as ledger:
         ledger.put("one", {"value": 1})
-        with pytest.raises(StateError, match="different: a"):
-            Ledger(file, {"a": 2}, resume=True)
+        with pytest.raises(BusyError, match="is measuring into"), measuring(file, {"a": 2}, resume=True):
+            raise AssertionError
         forget(file)
         assert sorted(f.name for f in tmp_path.iterdir()) == [".a.part.lock", "a.part"]
     assert [f.name for f in tmp_path.iterdir()] == ["a.part"]
@@ -151,7 +133,7 @@ def test_a_refusal_takes_no_lock_from_who_is_at_work_in_this_process(tmp_path: P
 
 def test_a_file_that_is_taken_away_is_written_anew(tmp_path: Path) -> None:
     file = tmp_path / "a.part"
-    with Ledger(file, {"a": 1}, resume=False) as ledger:
+    with measuring(file, {"a": 1}, resume=False) as ledger:
         ledger.put("one", {"value": 1})
         file.unlink()
         ledger.put("two", {"value": 2})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import weakref
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from flatrock.core.errors import BusyError, StateError
+from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, sealed_line, sha256, unsealed, write_atomic
 from flatrock.core.identity import ANSWERS, differences
 from flatrock.core.locks import locked
@@ -27,11 +26,22 @@ def begun(path: Path, identity: Mapping[str, Any]) -> bool:
 
 def forget(path: Path) -> None:
     """Remove what a repetition that was stopped has left; that of one at work is its own."""
-    if path.is_file() and _held(path) is None:
-        with suppress(BusyError, StateError, OSError):  # it is only in the way
-            hold = _hold(path)
+    if path.is_file():
+        with suppress(StateError, OSError), _alone(path):  # it is only in the way
             path.unlink(missing_ok=True)
-            hold.give_back()
+
+
+@contextmanager
+def measuring(path: Path, identity: Mapping[str, Any], *, resume: bool) -> Iterator[Ledger]:
+    """A ledger that nobody else works on meanwhile; BusyError, which names the process at work, if one does."""
+    with suppress(OSError):  # told by the lock
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path):
+        yield Ledger(path, identity, resume=resume)
+
+
+def _alone(path: Path) -> AbstractContextManager[None]:
+    return locked(path.with_name(f".{path.name}.lock"), "measuring into", path)
 
 
 def is_ledger(path: Path) -> bool:
@@ -43,46 +53,11 @@ def is_ledger(path: Path) -> bool:
         return False
 
 
-class _Hold:
-    """The lock of a ledger. It ends when nobody in this process needs it any more, and with the process."""
-
-    def __init__(self, path: Path) -> None:
-        with suppress(OSError):  # told by the lock
-            path.parent.mkdir(parents=True, exist_ok=True)
-        held = ExitStack()
-        held.enter_context(locked(path.with_name(f".{path.name}.lock"), "measuring into", path))
-        self.give_back = weakref.finalize(self, held.close)
-
-
-# A process does not lock itself out: one measurement that failed there may still be looked at when the next begins.
-_HOLDS: weakref.WeakValueDictionary[Path, _Hold] = weakref.WeakValueDictionary()
-
-
-def _hold(path: Path) -> _Hold:
-    """That of this process; BusyError, which names the process at work, if another has it."""
-    place = _place(path)
-    known = _held(path)
-    if known is None:
-        known = _HOLDS[place] = _Hold(place)
-    return known
-
-
-def _place(path: Path) -> Path:
-    """One name for it, whatever folders are links."""
-    return path.parent.resolve() / path.name
-
-
-def _held(path: Path) -> _Hold | None:
-    """The hold this process has of it, if it has one."""
-    known = _HOLDS.get(_place(path))
-    return known if known is not None and known.give_back.alive else None
-
-
 class Ledger:
-    """Values by key in a file, which one process at a time works on; without a path nothing is kept.
+    """Values by key in a file, for one process at a time (`measuring`); without a path nothing is kept.
 
     The first line says what is measured. A line that a kill left half written, or that was damaged, is measured again.
-    There is no file as long as nothing is finished. In a `with`, its lock ends with the block.
+    There is no file as long as nothing is finished.
     """
 
     def __init__(self, path: Path | None, identity: Mapping[str, Any], *, resume: bool) -> None:
@@ -93,16 +68,6 @@ class Ledger:
         self._head = json_text(dict(identity))
         if path is None:
             return
-        others = _held(path)
-        self._lock = _hold(path)
-        try:
-            self._open(path, identity, resume=resume)
-        except BaseException:  # whoever was refused is not at work, however long the error is kept
-            if others is None:
-                self._lock.give_back()
-            raise
-
-    def _open(self, path: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
         if resume and path.is_file():
             self._read(path, identity)
         elif path.exists() and not path.is_file():
@@ -173,12 +138,3 @@ class Ledger:
         """Remove the file: its result is stored."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-            self._lock.give_back()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Give back the lock; the file stays unless it was closed."""
-        if self._path is not None:
-            self._lock.give_back()

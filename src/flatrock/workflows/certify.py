@@ -24,7 +24,7 @@ from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.certify import certify
-from flatrock.diagnostics.ledger import Ledger, forget, is_ledger
+from flatrock.diagnostics.ledger import forget, is_ledger, measuring
 from flatrock.diagnostics.smoothing import Smoothing
 from flatrock.recipes.restore import Source
 from flatrock.recipes.schema import Recipe
@@ -76,7 +76,7 @@ def certify_run(
     if resume and known and odd is not None and _finished(known, trained, target, about, odd, smoothing, test):
         forget(part)
         return known, target
-    with Ledger(part, identity, resume=resume) as ledger:
+    with measuring(part, identity, resume=resume) as ledger:
         found = certify(
             trained.model,
             _inputs(test),

@@ -28,7 +28,7 @@ from flatrock.data.split import fair_subset
 from flatrock.diagnostics.curvature import Curvature, Settings, curvature
 from flatrock.diagnostics.curvature_record import ADVERSARIAL, CLEAN, CurvatureRecord
 from flatrock.diagnostics.kept import Kept
-from flatrock.diagnostics.ledger import Ledger, forget
+from flatrock.diagnostics.ledger import Ledger, forget, measuring
 from flatrock.diagnostics.probe import fitting
 from flatrock.workflows.foreign_model import ForeignModel
 from flatrock.workflows.trained import Trained, check_replaced, open_trained, said, stored, tell_replaced
@@ -141,7 +141,7 @@ def measure_curvature(
             kept=Kept(ledger, f"{loss} {_fingerprint(x)[:16]} "),
         )
 
-    with Ledger(part, identity, resume=resume) as ledger:
+    with measuring(part, identity, resume=resume) as ledger:
         losses = {CLEAN: measured(CLEAN, crafted.x, ledger), ADVERSARIAL: measured(ADVERSARIAL, crafted(model), ledger)}
         record = replace(plan, losses=losses, provenance=_certificate(subject, plan, losses))
         write_atomic(target, record.to_json().encode())
@@ -245,9 +245,9 @@ def _finished(
 
 def _check_begun(part: Path, subject: _Subject, identity: Mapping[str, Any]) -> None:
     """StateError with what is different if this was begun with other weights or data, or only others were begun."""
-    begun = [part] if part.exists() else sorted(part.parent.glob(f"curvature-{subject.trained.stem}-*.part"))
-    for file in begun:
-        Ledger(file, identity, resume=True)  # refuses one of another identity
+    for file in [part] if part.exists() else sorted(part.parent.glob(f"curvature-{subject.trained.stem}-*.part")):
+        with measuring(file, identity, resume=True):  # refuses one of another identity
+            pass
 
 
 def _opened(

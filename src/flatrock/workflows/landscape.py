@@ -25,7 +25,7 @@ from flatrock.data.dataset import Dataset
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.input_landscape import walk_inputs
 from flatrock.diagnostics.landscape import moved
-from flatrock.diagnostics.ledger import Ledger, forget
+from flatrock.diagnostics.ledger import Ledger, forget, measuring
 from flatrock.diagnostics.probe import Probe
 from flatrock.diagnostics.surface import Array, Landscape
 from flatrock.diagnostics.weight_landscape import walk_weights, weight_points, weight_values
@@ -84,7 +84,7 @@ def measure_landscape(
             forget(part)
             return known, target
         check_replaced(trained, target, odd, identity=identity)
-    with Ledger(part, identity, resume=resume) as ledger:
+    with measuring(part, identity, resume=resume) as ledger:
         begun, before = time.monotonic(), len(ledger)
         total = _units(subject, plan)
         listener.begin(f"{plan.kind} landscape of {trained.title}", total, before)
