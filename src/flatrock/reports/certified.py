@@ -11,7 +11,7 @@ import numpy as np
 
 from flatrock.core.errors import StateError
 from flatrock.diagnostics.certificate import Certificate
-from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish, line_style
+from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish, legend, line_style
 from flatrock.reports.table import Table, percent
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def draw_certified(
         above.set_xlabel(f"Linf eps inside that ball ({first.dimension} dimensions), /255", fontsize=9)
         above.tick_params(labelsize=8)
         above.spines["top"].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    legend(axes)
     return finish(figure, caption(certificates), path)
 
 

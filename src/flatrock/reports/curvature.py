@@ -14,7 +14,7 @@ from flatrock.core.provenance import devices, origin
 from flatrock.diagnostics.curvature import Curvature
 from flatrock.diagnostics.curvature_record import ADVERSARIAL, CurvatureRecord
 from flatrock.diagnostics.estimate import Estimate, within
-from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish, line_style, radius
+from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish, legend, line_style, radius
 from flatrock.reports.table import Table
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def draw_spectra(records: Sequence[CurvatureRecord], path: Path) -> Path:
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     # One eigenvalue is a bump 0.4 / width high; far below that there are only tails of Gaussians.
     panels[0].set_ylim(0.01 * 0.4 / WIDTH, 4 * highest)
-    panels[-1].legend(frameon=False, fontsize=8)
+    legend(panels[-1])
     return finish(figure, _short(records), path)
 
 
@@ -184,7 +184,7 @@ def draw_layers(records: Sequence[CurvatureRecord], path: Path) -> Path:
         dress(panels[0, column], f"{loss} loss", "", "sum of eigenvalues (trace)" if column == 0 else "")
         dress(panels[1, column], "", "", "standard deviation of eigenvalues" if column == 0 else "")
         panels[1, column].set_xticks(range(len(names)), names, rotation=90 if len(names) > 9 else 0, fontsize=8)
-    panels[0, -1].legend(frameon=False, fontsize=8, ncols=2 if len(records) > 3 else 1)
+    legend(panels[0, -1])
     return finish(figure, _short(records) + "; bars are 95 % intervals", path)
 
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from flatrock.core.errors import StateError
 from flatrock.core.runs import EpochRecord, Run
-from flatrock.reports.style import blank, colours, dress, store
+from flatrock.reports.style import blank, colours, dress, legend, store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALE = 0.35
-# Runs whose names fit below each other.
-MANY = 10
 
 
 def learning_curves(runs: Mapping[str, Run], path: Path | str) -> Path:
@@ -35,6 +33,7 @@ def learning_curves(runs: Mapping[str, Run], path: Path | str) -> Path:
         # A run that has not finished an epoch stands in the first legend.
         own = {name: run for name, run in runs.items() if (_where(run) or kinds[0]) == kind}
         _row(own, coloured, kind, *axes)
+    legend(*rows[:, 0])
     return store(figure, path)
 
 
@@ -60,7 +59,6 @@ def _row(
     if before:
         accuracy.plot([], [], "-", color="0.3", alpha=PALE, label="before averaging")
     accuracy.legend(frameon=False, fontsize=9)
-    loss.legend(frameon=False, fontsize=9 if len(runs) <= MANY else 6, ncols=1 + (len(runs) - 1) // MANY)
 
 
 def _draw(name: str, run: Run, colour: str, loss: Axes, accuracy: Axes, gap: Axes) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import devices, origin
 from flatrock.diagnostics.surface import Array, Landscape, nearest_radius
-from flatrock.reports.style import blank, dress, finish, line_style, radius
+from flatrock.reports.style import blank, dress, finish, legend, line_style, radius
 from flatrock.reports.table import Table, percent
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def draw_curves(records: Sequence[Landscape], path: Path, *, at: float = 0.5) ->
     means = [r.rise[:, inside].mean(0) for r in records]
     near.set_ylim(-highest([-mean for mean in means]) - 0.02, ROOM * highest(means) + 0.02)
     accuracy.set_ylim(-1, 101)
-    loss.legend(frameon=False, fontsize=8, title="mean over directions", title_fontsize=8)
+    legend(loss, title="mean over directions")
     return finish(figure, caption(records), path)
 
 

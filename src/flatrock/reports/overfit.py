@@ -10,7 +10,7 @@ import numpy as np
 
 from flatrock.diagnostics.overfit import Study, check_selections
 from flatrock.reports.landscape import STAR, caption, check_alike, spread
-from flatrock.reports.style import MARKS, blank, dress, finish, line_style
+from flatrock.reports.style import MARKS, blank, dress, finish, legend, line_style
 from flatrock.reports.table import Table
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def draw_overfit(studies: Mapping[str, Study], path: Path) -> Path:
     for label, line in ((where, "-"), ("train", "--"), ("best epoch", "o"), ("last epoch", "s")):
         accuracy.plot([], [], line, color="0.3", label=label, markersize=5)
     accuracy.legend(frameon=False, fontsize=8)
-    cloud.legend(frameon=False, fontsize=8, title="run (rank correlation)", title_fontsize=8)
+    legend(cloud, title="run (rank correlation)")
     return finish(figure, _caption(list(studies.values())), path)
 
 

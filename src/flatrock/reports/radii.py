@@ -9,7 +9,7 @@ from pathlib import Path
 from flatrock.core.errors import StateError
 from flatrock.core.records import Result
 from flatrock.core.rows import WORST
-from flatrock.reports.style import MARKS, blank, dress, finish, line_style
+from flatrock.reports.style import MARKS, blank, dress, finish, legend, line_style
 from flatrock.reports.table import Table, comparison
 
 
@@ -52,7 +52,7 @@ def draw_radii(results: Mapping[str, Result], path: Path, *, name: str) -> Path:
     dress(axes, f"{name}: accuracy over the radius", f"{norm} eps, pixel units of [0, 1]", "percent of all samples")
     axes.set_ylim(0, 102)
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=8)
+    legend(axes)
     about = found[0].provenance
     facts = [about.get("data", f"{found[0].n} samples"), f"seed {about['seed']}" if "seed" in about else ""]
     facts += ["at 0: clean", "bars: standard errors of a test set of this size"]

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from flatrock.core.rows import Row
 from flatrock.reports.papers import Protocol
-from flatrock.reports.style import blank, dress, finish, line_style
-
-# More runs than this, and their names would lie on the lines.
-MOST_INSIDE = 4
+from flatrock.reports.style import blank, dress, finish, legend, line_style
 
 
 def draw_curves(rows: Sequence[Row], protocol: Protocol, path: Path) -> Path | None:
@@ -35,10 +32,7 @@ def draw_curves(rows: Sequence[Row], protocol: Protocol, path: Path) -> Path | N
     where = {str(row.selection["data"]).replace("_", "-") for row in runs}
     for label, mark in (("best epoch", "o"), ("last epoch", "s")):
         axes.plot([], [], mark, color="0.3", label=label, markersize=5)
-    if len(runs) > MOST_INSIDE:
-        figure.legend(frameon=False, fontsize=8, loc="outside right upper")
-    else:
-        axes.legend(frameon=False, fontsize=8)
+    legend(axes)
     dress(axes, "accuracy under the recipe's selection attack", "epoch", "percent", whole_x=True)
     return finish(figure, f"Strong: {' or '.join(sorted(where))} images; pale: images trained on.", path)
 

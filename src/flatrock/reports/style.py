@@ -26,6 +26,10 @@ SURFACE = "cividis"
 # What fits into a line of a caption.
 LETTERS_PER_INCH = 17
 DPI = 150
+# More names than these would lie on the curves of their panel.
+MOST_INSIDE = 6
+# A line of a legend, in inches.
+LINE = 0.17
 
 
 def blank(width: float, height: float) -> Figure:
@@ -65,6 +69,25 @@ def dress(axes: Axes, title: str, x: str, y: str, *, whole_x: bool = False) -> N
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.5)
+
+
+def legend(*panels: Axes, title: str = "") -> None:
+    """The names of what the panels show, each in its own; beside them, in a wider figure, where one has many."""
+    from matplotlib.figure import Figure
+
+    how: dict[str, Any] = {"frameon": False, "fontsize": 8, "title": title or None, "title_fontsize": 8}
+    named = [panel.get_legend_handles_labels() for panel in panels]
+    if max(len(names) for _, names in named) <= MOST_INSIDE:
+        for panel in panels:
+            panel.legend(**how)
+        return
+    figure = panels[0].get_figure(root=True)
+    assert figure is not None
+    how |= {"handles": [one for handles, _ in named for one in handles]}
+    how |= {"labels": [name for _, names in named for name in names]}
+    fit = max(1, int(figure.get_figheight() / LINE) - 2)
+    beside = figure.legend(loc="outside right upper", ncols=-(-len(how["labels"]) // fit), **how)
+    figure.set_figwidth(figure.get_figwidth() + beside.get_window_extent().width / figure.dpi)
 
 
 def finish(figure: Figure, text: str, path: Path | str) -> Path:
