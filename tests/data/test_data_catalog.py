@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,17 @@ import pytest
 from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.progress import Progress, Silent
 from flatrock.data import catalog, cifar
-from flatrock.data.catalog import DATA, DATA_INFO, data_faults, default_folder, found, how_to_get, info, load_data
+from flatrock.data.catalog import (
+    DATA,
+    DATA_INFO,
+    check_data,
+    default_folder,
+    found,
+    how_to_get,
+    info,
+    load_data,
+    parse_data,
+)
 from flatrock.data.download import RemoteFile
 
 NAMES = ["digits", "moons", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "imagenet", "folder", "npz"]
@@ -77,11 +88,43 @@ def test_unknown_names_and_options_list_the_choices(tmp_path: Path) -> None:
         ConfigError, match=r"unknown option .*'moons': 'nois'; known: noise, points; did you mean 'noise'"
     ):
         load_data("moons", "train", folder=tmp_path, nois=0.2)
-    assert len(data_faults("moons", ["a", "b", "noise"])) == 2
-    assert len(data_faults("cifar10", ["layout"])) == 1
-    assert data_faults("folder", ["channels"]) == []
+    with pytest.raises(ConfigError) as raised:
+        check_data("moons", {"a": 1, "b": 2, "noise": 0.1})
+    assert len(raised.value.faults) == 2
+    with pytest.raises(ConfigError, match="unknown option of dataset 'cifar10': 'layout'; known: none"):
+        check_data("cifar10", {"layout": cifar.CIFAR10})
+    check_data("folder", {"channels": 1})
     with pytest.raises(ConfigError, match="unknown split 'val'"):
         load_data("digits", "val", folder=tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_dataset_with_options_in_words_and_as_a_mapping() -> None:
+    for spec in ("folder:size=64:channels=1", {"name": "folder", "size": 64, "channels": "1"}):
+        assert parse_data(spec) == ("folder", {"size": 64, "channels": 1})
+    assert parse_data("mydata:make:n=200") == ("mydata:make", {"n": 200})
+    for wrong in (3, {"size": 64}, {"name": None}):
+        with pytest.raises(ConfigError, match=r"named by text such as 'folder:size=64' or by a mapping .*, got"):
+            parse_data(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "faults"),
+    [
+        ("folder", {"siz": 1, "channels": 2, "size": 0}, ["option of dataset 'folder': 'siz'", "got 2", "got 0"]),
+        ("folder", {"size": 8, "resize": 7}, ["an image's resize must be a whole number >= 8, got 7"]),
+        ("folder", {"resize": 7}, ["resize=7 is the length before a square is cut out; give its size, too"]),
+        ("moons", {"nois": 0, "points": 1}, ["'moons': 'nois'", "needs points >= 2 and noise >= 0, got points=1"]),
+        ("digits", {"size": 8}, ["unknown option of dataset 'digits': 'size'; known: none"]),
+    ],
+)
+def test_all_faults_of_options_are_told_before_anything_is_read(
+    name: str, options: dict[str, Any], faults: list[str]
+) -> None:
+    for refuses in (lambda: check_data(name, options), lambda: load_data(name, "test", folder=Path("no"), **options)):
+        with pytest.raises(ConfigError) as raised:
+            refuses()
+        assert len(raised.value.faults) == len(faults)
+        assert all(part in fault for part, fault in zip(faults, raised.value.faults, strict=True))
 
 
 def test_options_reach_the_loader(tmp_path: Path) -> None:

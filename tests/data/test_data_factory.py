@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flatrock.core.errors import ConfigError, DataError
-from flatrock.data.catalog import check_name, found, how_to_get, info, load_data
+from flatrock.data.catalog import check_data, found, how_to_get, info, load_data
 
 HEAD = """
 from pathlib import Path
@@ -125,7 +125,14 @@ def test_options_and_the_folder_reach_the_function_if_it_takes_them() -> None:
     assert torch.equal(load(scale=0.5, shift=0.25).x, expected() * 0.5 + 0.25)
     with pytest.raises(ConfigError, match=r"unknown option of data 'own_data:make': 'shif'; known: scale, shift; did"):
         load(scale=0.5, shif=1)
-    with pytest.raises(ConfigError, match=r"needs options \(scale\)"):
+    with pytest.raises(ConfigError) as raised:
+        check_data("own_data:make", {"shif": 1, "name": "other"})
+    assert [fault.partition(";")[0] for fault in raised.value.faults] == [
+        "unknown option of data 'own_data:make': 'shif'",
+        "unknown option of data 'own_data:make': 'name'",
+        "data 'own_data:make' needs options (scale)",
+    ]
+    with pytest.raises(ConfigError, match=r"beside data\.name \(without a recipe: --data own_data:make:scale=\.\.\.\)"):
         load()
 
 
@@ -170,7 +177,7 @@ def test_only_what_is_written_there_and_says_that_it_makes_data_is_called(body: 
 def test_names_that_lead_nowhere(here: Path) -> None:
     returning("(X, Y)", "tuple")
     with pytest.raises(ConfigError, match="unknown function that makes data 'mak'; known: make; did you mean 'make'"):
-        check_name("own_data:mak")
+        check_data("own_data:mak", {})
     for name in ("own_data.sub:make", ":make", "own_data:", "a:b:c"):
         with pytest.raises(ConfigError, match="does not name data; write file:function"):
             info(name)

@@ -22,9 +22,9 @@ from flatrock.attacks.rays import RayS
 from flatrock.attacks.smooth import SmoothPGD
 from flatrock.attacks.square import Square
 from flatrock.attacks.written import OWN, called, described, is_ours
+from flatrock.core import spelled
 from flatrock.core.errors import ConfigError
 from flatrock.core.guests import is_own
-from flatrock.core.numbers import scalar
 from flatrock.core.registry import Registry, unknown
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Threat
@@ -66,7 +66,7 @@ def parse_attack(spec: Spec) -> tuple[str, Attack]:
     stand the attack itself, or a class or function that is one.
     """
     if isinstance(spec, Mapping):
-        options = {k: scalar(v) if isinstance(v, str) else v for k, v in spec.items() if k not in ("name", "label")}
+        options = spelled.valued({k: v for k, v in spec.items() if k not in ("name", "label")})
         name = spec.get("name", "")
         label = spec.get("label") or _label(called(name) if callable(name) else str(name), options)
         return str(label), _bounded(name if callable(name) else str(name), options)
@@ -79,27 +79,16 @@ def parse_attack(spec: Spec) -> tuple[str, Attack]:
 
 def head_of(spec: str) -> tuple[str, list[str]]:
     """What an attack is called, pgd-20 of pgd-20:restarts=5 or file:name of file:name:a=1, and the rest of the text."""
-    head, *pairs = spec.split(":")
-    if pairs and "=" not in pairs[0] and _without_steps(head) not in ATTACKS:
-        head = f"{head}:{pairs.pop(0)}"
-    return head, pairs
+    return spelled.head_of(spec, _is_attack)
 
 
-def _without_steps(head: str) -> str:
-    return re.sub(r"-\d+$", "", head)
+def _is_attack(head: str) -> bool:
+    return re.sub(r"-\d+$", "", head) in ATTACKS
 
 
 def _spelled(spec: str) -> tuple[str, dict[str, Any]]:
     """The name and the options of pgd-20:restarts=5."""
-    head, pairs = head_of(spec)
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, sign, value = pair.partition("=")
-        if not sign:
-            raise ConfigError(f"attack {spec!r}: expected option=value after ':', got {pair!r}")
-        if key in options:
-            raise ConfigError(f"attack {spec!r} gives {key} twice; keep one")
-        options[key] = scalar(value)
+    head, options = spelled.parsed("attack", spec, _is_attack)
     if head not in ATTACKS and (match := re.fullmatch(r"(.+)-(\d+)", head)):
         if "steps" in options:
             raise ConfigError(f"attack {spec!r} gives the number of steps twice; keep one")
@@ -145,7 +134,7 @@ def _given(thing: Callable[..., Any], options: Mapping[str, Any]) -> Attack:
 def _label(name: str, options: Mapping[str, Any]) -> str:
     """The text that names the same attack: pgd-20:step_size=0.003."""
     steps = f"-{options['steps']}" if "steps" in options else ""
-    return name + steps + "".join(f":{k}={v}" for k, v in sorted(options.items()) if k != "steps")
+    return spelled.spell(name + steps, {k: v for k, v in options.items() if k != "steps"})
 
 
 def describe(attack: Attack, threat: Threat) -> dict[str, Any]:
@@ -180,9 +169,9 @@ def attack(
     """
     if not isinstance(name, str) and not callable(name):
         raise ConfigError(f"an attack is named by text such as 'pgd' or 'pgd-20', got {name!r}")
-    options = {key: scalar(value) if isinstance(value, str) else value for key, value in options.items()}
-    asked, (name, spelled) = name, _spelled(name) if isinstance(name, str) else (name, {})
-    if twice := sorted(spelled.keys() & options.keys()):
+    options = spelled.valued(options)
+    asked, (name, said) = name, _spelled(name) if isinstance(name, str) else (name, {})
+    if twice := sorted(said.keys() & options.keys()):
         raise ConfigError(f"attack {name!r} is given {', '.join(twice)} twice, in its name and as option; keep one")
     if isinstance(name, str) and name not in ATTACKS and not is_own(name):
         raise ConfigError(
@@ -195,7 +184,7 @@ def attack(
                 near=respelled(str(asked)),
             )
         )
-    chosen, y = _bounded(name, spelled | options), class_indices(y)
+    chosen, y = _bounded(name, said | options), class_indices(y)
     x = check_inputs(x, y, threat)
     if x.shape[0] == 0:
         return x.clone()

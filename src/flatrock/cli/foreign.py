@@ -23,7 +23,9 @@ Model = Annotated[
 Weights = Annotated[
     Path | None, typer.Option(rich_help_panel=_OWN, help="a safetensors or torch file; alone if its network is known")
 ]
-Data = Annotated[str | None, typer.Option(rich_help_panel=_OWN, help="the data set, e.g. cifar10")]
+Data = Annotated[
+    str | None, typer.Option(rich_help_panel=_OWN, help="the data set, e.g. cifar10, or folder:size=64 with options")
+]
 NumClasses = Annotated[int | None, typer.Option(rich_help_panel=_OWN, help="checked against the model")]
 Normalize = Annotated[
     str | None, typer.Option(rich_help_panel=_OWN, help="cifar10, ..., or none; what the file stores by default")

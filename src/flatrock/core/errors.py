@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Number
 
 
@@ -23,6 +23,15 @@ class ConfigError(FlatrockError):
         error = cls(faults[0], tuple(faults[1:]))
         error.faults = tuple(faults)
         return error
+
+
+def faults_of(check: Callable[[], object]) -> list[str]:
+    """The faults for which a check refuses, each by itself."""
+    try:
+        check()
+    except ConfigError as error:
+        return list(error.faults or (str(error),))
+    return []
 
 
 class ThreatError(FlatrockError):

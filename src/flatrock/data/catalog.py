@@ -8,21 +8,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from flatrock.core.errors import ConfigError
+from flatrock.core import spelled
+from flatrock.core.errors import ConfigError, faults_of, shown
 from flatrock.core.guests import is_own
+from flatrock.core.numbers import plain
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.registry import Registry, unknown
-from flatrock.data import cifar, digits, factory, idx, imagenet, moons, own_files, svhn
+from flatrock.data import cifar, digits, factory, idx, imagenet, moons, own_files, pictures, svhn
 from flatrock.data import folder as images
 from flatrock.data.dataset import Dataset
 from flatrock.data.download import fetch
 from flatrock.data.source import Source, SplitName
 
 _SILENT = Silent()
-_GIVEN = ("split", "folder")
-# Names that options of a function cannot have, because `load_data` has them.
-_TAKEN = (*_GIVEN, "download", "progress")
-
+# A dataset in words, with its options.
+Spec = str | Mapping[str, Any]
 DATA: Registry[Dataset] = Registry("dataset")
 DATA.add("digits", digits.load, "8x8 handwritten digits, 1297 train and 500 test; no download")
 DATA.add("moons", moons.load, "two half circles in the plane, computed; options points and noise")
@@ -68,6 +68,10 @@ DATA_INFO: Mapping[str, Source] = MappingProxyType(
     {s.name: s for s in (digits.SOURCE, moons.SOURCE, *cifar.SOURCES.values(), svhn.SOURCE, *idx.SOURCES.values())}
     | {s.name: s for s in (imagenet.SOURCE, images.SOURCE, own_files.SOURCE)}
 )
+# What refuses wrong values of a dataset's options before anything is read.
+_CHECKED: Mapping[str, Callable[..., object]] = MappingProxyType(
+    {"folder": pictures.Form, "moons": moons.check_options}
+)
 # What looks for damaged images in the files of a dataset, where it consists of such.
 DAMAGED: Mapping[str, Callable[..., list[str]]] = MappingProxyType(
     {"folder": images.damaged, "imagenet": imagenet.damaged}
@@ -92,12 +96,27 @@ def found(name: str, folder: Path | None = None) -> str | None:
     return info(name).find(folder or default_folder())
 
 
-def check_name(name: str) -> None:
-    """ConfigError unless this names data that can be made here."""
+def parse_data(spec: Spec) -> tuple[str, dict[str, Any]]:
+    """The name and the options of `folder:size=64`, or of the mapping {name: folder, size: 64} that says the same."""
+    if isinstance(spec, str):
+        return spelled.parsed("data", spec, DATA.__contains__)
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+        raise ConfigError(
+            f"data is named by text such as 'folder:size=64' or by a mapping with 'name', got {shown(spec)}"
+        )
+    return spec["name"], spelled.valued({key: value for key, value in spec.items() if key != "name"})
+
+
+def check_data(name: str, options: Mapping[str, Any]) -> None:
+    """ConfigError with all that is wrong with a dataset's name and its options, before anything is read or made."""
     if is_own(name):
-        factory.find_function(name)
-    else:
-        DATA.entry(name)
+        factory.check_options(name, options)
+        return
+    known = data_options(name)
+    faults = [unknown(f"option of dataset {name!r}:", o, known) for o in options if o not in known]
+    given = {o: plain(value) for o, value in options.items() if o in known}
+    if faults := faults + (faults_of(lambda: _CHECKED[name](**given)) if name in _CHECKED else []):
+        raise ConfigError.of(faults)
 
 
 def how_to_get(name: str) -> str:
@@ -105,19 +124,11 @@ def how_to_get(name: str) -> str:
     return info(name).how_to_get()
 
 
-def data_faults(name: str, options: Iterable[str]) -> list[str]:
-    """What is wrong with this dataset name and these option names, all at once."""
-    if not is_own(name) and name not in DATA:
-        return DATA.faults(name, ())
-    known = data_options(name, options)
-    return [unknown(f"option of dataset {name!r}:", o, known) for o in options if o not in known]
-
-
 def data_options(name: str, given: Iterable[str] = ()) -> list[str]:
     """Names of the options a dataset takes; of a function of the user's, asked when it is called, those `given`."""
     if is_own(name):
-        return [o for o in given if o not in _TAKEN]
-    return [o for o in DATA.entry(name).options() if o not in _GIVEN]
+        return [o for o in given if o not in factory.TAKEN]
+    return [o for o in DATA.entry(name).options() if o not in factory.GIVEN]
 
 
 def load_data(
@@ -133,9 +144,7 @@ def load_data(
 
     `file:function` names data that a function of your own makes (docs/data.md).
     """
-    faults = data_faults(name, options)
-    if faults:
-        raise ConfigError.of(faults)
+    check_data(name, options)
     place = folder or default_folder()
     if is_own(name):
         return factory.load(name, split, place, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from flatrock.data.arrays import Array, Part, own_dataset, part
 from flatrock.data.dataset import Dataset
 from flatrock.data.source import SPLITS, Source, SplitName, check_split
 
-# Arguments that are given, and thus no options.
+# Arguments that are given, and thus no options, and names that options cannot have, because `load_data` has them.
 GIVEN = ("split", "folder")
+TAKEN = (*GIVEN, "name", "download", "progress")
 _CURE = "write `def make(split: str) -> tuple[Tensor, Tensor]` or `-> torch.utils.data.Dataset`"
 _PAIR = "return a pair (x, y) of tensors, or a dataset whose samples are pairs (input, label)"
 
@@ -30,12 +31,7 @@ def load(name: str, split: SplitName, folder: Path, **options: Any) -> Dataset:
     """What the function makes of the split, read into memory; of the other one its classes and its faults."""
     check_split(split)
     function = find_function(name)
-    takes = list(inspect.signature(function).parameters)
-    if odd := [unknown(f"option of data {name!r}:", o, set(takes) - {*GIVEN}) for o in options if o not in takes]:
-        raise ConfigError.of(odd)
-    if needed := [o for o in required(function) if o not in (*GIVEN, *options)]:
-        raise ConfigError(f"data {name!r} needs options ({', '.join(needed)}); give them beside data.name")
-    given = options | ({"folder": folder} if "folder" in takes else {})
+    given = options | ({"folder": folder} if "folder" in inspect.signature(function).parameters else {})
     parts: dict[SplitName, Part] = {}
     faults: list[str] = []
     for s in SPLITS:
@@ -44,6 +40,21 @@ def load(name: str, split: SplitName, folder: Path, **options: Any) -> Dataset:
         if found is not None:
             parts[s] = found
     return own_dataset(name, split, parts, faults)
+
+
+def check_options(name: str, options: Collection[str]) -> None:
+    """ConfigError unless there is such a function, which takes these options and needs no others; nothing is called."""
+    function = find_function(name)
+    takes = {*inspect.signature(function).parameters} - {*TAKEN}
+    faults = [unknown(f"option of data {name!r}:", o, takes) for o in options if o not in takes]
+    if needed := [o for o in required(function) if o not in (*GIVEN, *options)]:
+        words = ":".join(f"{o}=..." for o in needed)
+        faults.append(
+            f"data {name!r} needs options ({', '.join(needed)}); give them beside data.name (without a recipe: "
+            f"--data {name}:{words})"
+        )
+    if faults:
+        raise ConfigError.of(faults)
 
 
 def source(name: str) -> Source:

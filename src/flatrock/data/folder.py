@@ -102,6 +102,6 @@ SOURCE = Source(
     input_shape=None,
     train_size=None,
     needs="put images into FOLDER/train/<class>/ and FOLDER/test/<class>/ and pass --data-dir FOLDER; those of more "
-    "than one size need data.size",
+    "than one size need data.size (without a recipe: --data folder:size=64)",
     find=_found,
 )

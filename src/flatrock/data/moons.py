@@ -24,8 +24,7 @@ def load(split: SplitName, folder: Path, *, points: int = 1000, noise: float = 0
     from sklearn.datasets import make_moons
 
     check_split(split)
-    if not isinstance(points, int) or not isinstance(noise, int | float) or points < 2 or noise < 0:
-        raise ConfigError(f"moons needs points >= 2 and noise >= 0, got points={points!r}, noise={noise!r}")
+    check_options(points=points, noise=noise)
     drawn = {}
     for name in SPLITS:  # both: noise that is too much for one only would be noticed after training
         draw = Seed(0).child("moons", name).key % 2**32
@@ -37,6 +36,12 @@ def load(split: SplitName, folder: Path, *, points: int = 1000, noise: float = 0
     stored, labels = drawn[split]
     x = torch.from_numpy(stored.astype(np.float32))
     return check(Dataset("moons", x, torch.from_numpy(labels).long(), 2, ("upper", "lower")))
+
+
+def check_options(*, points: int = 1000, noise: float = 0.1) -> None:
+    """ConfigError unless so many points can be drawn, with so much noise as far as that is known before."""
+    if not isinstance(points, int) or not isinstance(noise, int | float) or points < 2 or noise < 0:
+        raise ConfigError(f"moons needs points >= 2 and noise >= 0, got points={points!r}, noise={noise!r}")
 
 
 SOURCE = Source(

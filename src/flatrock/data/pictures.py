@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatrock.core.errors import ConfigError, DataError
+from flatrock.core.errors import ConfigError, DataError, faults_of
 from flatrock.core.options import count
 from flatrock.core.progress import Progress
 
@@ -41,15 +41,16 @@ class Form:
     resize: int | None = None
 
     def __post_init__(self) -> None:
-        if self.channels not in (1, 3):
-            raise ConfigError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}")
-        if self.size is not None:
-            count("an image's", "size", self.size, least=1)
-        if self.resize is None:
-            return
-        if self.size is None:
-            raise ConfigError(f"resize={self.resize!r} is the length before a square is cut out; give its size, too")
-        count("an image's", "resize", self.resize, least=self.size)
+        good = self.channels in (1, 3)
+        faults = [] if good else [f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}"]
+        least = max(1, self.size) if isinstance(self.size, int) else 1
+        for name, value, lowest in (("size", self.size, 1), ("resize", self.resize, least)):
+            if value is not None:
+                faults += faults_of(partial(count, "an image's", name, value, least=lowest))
+        if self.resize is not None and self.size is None:
+            faults.append(f"resize={self.resize!r} is the length before a square is cut out; give its size, too")
+        if faults:
+            raise ConfigError.of(faults)
 
     def pixels(self, path: Path) -> Array:
         """One image as uint8 [channels, H, W]; DataError if it cannot be read."""
@@ -94,7 +95,7 @@ def read_all(paths: Sequence[Path], form: Form) -> Tensor:
             height, width = image.shape[1:]
             raise DataError(
                 f"{paths[i]} is {width}x{height}, but {paths[0]} is {first.shape[2]}x{first.shape[1]}; "
-                "give data.size to have squares of one size cut out"
+                "give data.size to have squares of one size cut out (without a recipe: --data folder:size=64)"
             )
         stack[i] = image
 

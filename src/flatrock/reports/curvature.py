@@ -36,7 +36,10 @@ CURES = {
 
 
 def check_alike(records: Sequence[CurvatureRecord]) -> None:
-    """Records that can be compared: of the same threat, attack, samples and settings; else ConfigError."""
+    """Records that can be compared: of the same threat, attack, samples and settings; else ConfigError.
+
+    Samples of one name may differ, by options of the data or by its files; records of older versions do not tell.
+    """
     if not records:
         raise ConfigError("there is no curvature to show")
     first = records[0].compared
@@ -46,6 +49,12 @@ def check_alike(records: Sequence[CurvatureRecord]) -> None:
             if one != two:
                 cure = CURES.get(name, f"measure all with one --{name.replace('_', '-')}")
                 raise ConfigError(f"curvatures of different {name} are not compared: {one} and {two}; {cure}")
+    digests = [str(digest)[:8] for record in records if (digest := record.provenance.get("data_digest"))]
+    if len(set(digests)) > 1:
+        raise ConfigError(
+            f"curvatures of different samples are not compared: {first['data']}, but with digests "
+            f"{', '.join(digests)}; measure all on the same files, with the same options of the data"
+        )
 
 
 def labels(records: Sequence[CurvatureRecord]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.catalog import Spec
+from flatrock.attacks.catalog import Spec as Attack
 from flatrock.attacks.craft import check_inputs
 from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.files import brief, json_text, sha256
@@ -20,6 +20,7 @@ from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import weights_digest
 from flatrock.core.threat import THREATS, Threat
+from flatrock.data.catalog import Spec
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
@@ -33,7 +34,7 @@ from flatrock.workflows.foreign_model import ForeignModel, caught, examine, out_
 from flatrock.workflows.replaced import check_other, question_of
 from flatrock.workflows.surrogate import open_surrogate, surrogate_mark, unheeded
 
-Attacks = Sequence[Spec]
+Attacks = Sequence[Attack]
 # What tells one model of a name from another, and one data set of a name from another, in the names of files.
 _KNOWN_BY = ("weights", "weights_sha256", "weights_entry", "weights_digest", "normalize", "converter", "samples_digest")
 
@@ -59,7 +60,7 @@ def load_foreign(
 def evaluate_foreign(
     model: str | None = None,
     *,
-    data: str | None = None,
+    data: Spec | None = None,
     norm: str | None = None,
     eps: float | str | None = None,
     weights: Path | str | None = None,
@@ -85,7 +86,7 @@ def evaluate_foreign(
     progress: Progress | None = None,
     on_data: Callable[[Dataset], None] = unheeded,
 ) -> Result:
-    """Evaluate a network that flatrock did not train (see load_foreign) on a test set; every fault is listed at once.
+    """Evaluate a network that flatrock did not train (see ForeignModel) on a test set; every fault is listed at once.
 
     `journal` keeps finished batches beside `out` until `store_foreign`; the other options are those of evaluate_run.
     """
@@ -128,7 +129,7 @@ def _examined(
 
 
 def _facts(test: Dataset, whole: Dataset, first: bool, votes: int) -> dict[str, Any]:
-    return {"dataset": test.name, **part_of_data(test, whole, first=first), **voted_by(votes)}
+    return {**part_of_data(test, whole, first=first), **voted_by(votes)}
 
 
 def _digests(foreign: Foreign, x: Tensor, y: Tensor) -> dict[str, str]:
@@ -158,7 +159,7 @@ def _default_target(
     The digest is of all that tells the model and the samples (_KNOWN_BY). The first samples are first<samples>. Votes
     add -votes<votes>, a surrogate -from- and the begin of its digest.
     """
-    parts = [about["model"], about["dataset"], threat.norm, f"{threat.eps:.6g}", brief("+".join(attacks))]
+    parts = [about["model"], brief(about["dataset"], 60), threat.norm, f"{threat.eps:.6g}", brief("+".join(attacks))]
     told = sha256(json_text({key: about.get(key) for key in _KNOWN_BY}))[:8]
     stem = re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts, how_many(about, samples), f"seed{seed}", told]))
     return Path(f"{stem}{votes_mark(about)}{surrogate_mark(about)}.json")

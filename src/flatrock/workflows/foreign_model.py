@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from flatrock.attacks.craft import answered, check_model
 from flatrock.attacks.losses import margin
 from flatrock.core.borrow import borrowed, placed
-from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError
+from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError, faults_of
 from flatrock.core.identity import answers
 from flatrock.core.numbers import number
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress
 from flatrock.core.registry import unknown
+from flatrock.core.spelled import spell
 from flatrock.core.threat import THREATS, Threat, norm_named
-from flatrock.data.catalog import DATA, check_name, load_data
+from flatrock.data.catalog import DATA, Spec, check_data, data_options, load_data, parse_data
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.models.catalog import NORMALIZATIONS
@@ -39,6 +40,7 @@ class ForeignModel:
     """A model that is no run, as options describe it, and what a recipe would say: its data, and a threat.
 
     `model`, `weights`, `num_classes`, `normalize` and `which` are those of load_foreign, `norm` and `eps` a threat.
+    `data` is a name with options, 'folder:size=64', or the mapping {"name": "folder", "size": 64}.
     """
 
     model: str | None = None
@@ -46,7 +48,7 @@ class ForeignModel:
     num_classes: int | None = None
     normalize: str | None = None
     which: str = "auto"
-    data: str | None = None
+    data: Spec | None = None
     norm: str | None = None
     eps: float | str | None = None
 
@@ -68,11 +70,11 @@ class ForeignModel:
             raise ConfigError(f"the {what} cannot start:", tuple(wrong))
 
     def opened(self, progress: Progress) -> Foreign:
-        """The network, once it is checked, and a word on what it is."""
+        """The network, once it is checked, which says what data it is asked about, and a word on what it is."""
         foreign = open_foreign(self.model, which=self.which, **self._made)
         for line in foreign.lines():
             progress.say(line)
-        return foreign
+        return replace(foreign, about={**foreign.about, "dataset": self.dataset})
 
     @property
     def _made(self) -> dict[str, Any]:
@@ -83,9 +85,20 @@ class ForeignModel:
         """The threat, once it is known to be one."""
         return THREATS[str(self.norm)](number(self.eps))
 
+    @property
+    def dataset(self) -> str:
+        """The data set with its options, spelled in one way, once it is known to be one."""
+        return spell(*self._named)
+
+    @property
+    def _named(self) -> tuple[str, dict[str, Any]]:
+        assert self.data is not None
+        return parse_data(self.data)
+
     def part(self, on: str, folder: Path | None) -> Dataset:
         """The training or the test samples."""
-        return load_data(str(self.data), "test" if on == "test" else "train", folder=folder)
+        name, options = self._named
+        return load_data(name, "test" if on == "test" else "train", folder=folder, **options)
 
     def _asked(self, threat: bool) -> list[str]:
         """What is wrong with the data, and with the threat if there must be one."""
@@ -95,8 +108,8 @@ class ForeignModel:
             needed.append(("norm", norm, f"name the norm of the threat: {', '.join(THREATS)}"))
             needed.append(("eps", eps, "give the radius of the threat in pixel units of [0, 1], such as 8/255"))
         faults = [f"{name}: not given; {hint}" for name, value, hint in needed if value is None]
-        if (data := self.data) is not None:
-            faults += caught("data", lambda: check_name(data))
+        if self.data is not None:
+            faults += caught("data", lambda: check_data(*self._named))
         if norm is not None and norm not in THREATS:
             faults.append(f"norm: {unknown('norm', norm, THREATS)}")
         if eps is not None:
@@ -115,12 +128,9 @@ def part_faults(on: str) -> list[str]:
 def caught(where: str, make: Callable[[], object]) -> list[str]:
     """The faults that `make` raises, under the name of the option."""
     try:
-        make()
-    except ConfigError as error:
-        return [f"{where}: {fault}" for fault in (error.faults or (str(error),))]
+        return [f"{where}: {fault}" for fault in faults_of(make)]
     except FlatrockError as error:
         return [f"{where}: {error}"]
-    return []
 
 
 def out_faults(out: Path | None, read: Callable[[str], object], *, what: str) -> list[str]:
@@ -151,6 +161,7 @@ def examine(foreign: Foreign, data: Dataset, where: torch.device, num_classes: i
         except Exception as error:  # it is the user's code: anything can happen
             raise ModelError(
                 f"{foreign.name} does not take inputs {list(x.shape)} of {data.name!r}: {type(error).__name__}: {error}"
+                f"{_other_sizes(data.name)}"
             ) from error
         # Anything but rows of logits is refused later, in other words.
         classes = logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
@@ -165,6 +176,13 @@ def examine(foreign: Foreign, data: Dataset, where: torch.device, num_classes: i
                 raise ConfigError(f"{foreign.name} has {classes} classes, but {who} {wanted}; {cure}")
         if not foreign.sure and classes is not None:
             _check_normalization(model, fair_subset(data, _TRIED), where)
+
+
+def _other_sizes(name: str) -> str:
+    """What to say of inputs that do not fit, if the data can be had otherwise."""
+    if name not in DATA or "size" not in data_options(name):
+        return ""
+    return f"; give the size and channels that it takes, such as --data {name}:size=28:channels=1"
 
 
 def _check_normalization(model: nn.Module, few: Dataset, where: torch.device) -> None:

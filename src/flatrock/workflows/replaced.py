@@ -18,10 +18,10 @@ _NAMES = {
     **{"model": "model", "weights_sha256": "weights", "weights_digest": "model", "weights_entry": "which"},
     **{"normalize": "normalize", "recipe": "recipe", "recipe_hash": "recipe", "checkpoint": "checkpoint"},
     **{"epoch": "epoch", "samples_digest": "data", "seed": "seed", "precision": "precision", "votes": "votes"},
-    "model_code": "code of the model",
+    **{"dataset": "data", "model_code": "code of the model"},
 }
 # Not known of every result: of those of older versions, or of one that is still to be made.
-_PERHAPS = ("weights_digest", "precision", "model_code")
+_PERHAPS = ("weights_digest", "precision", "model_code", "dataset")
 
 
 def question_of(threat: Mapping[str, Any], attacks: Iterable[str], about: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,7 +149,8 @@ def _of_foreign(
 ) -> Trained:
     def fits(data: Dataset, where: torch.device) -> dict[str, Any]:
         examine(foreign, data, where, asked.num_classes)
-        return {ANSWERS: known_answers(foreign.model, data, where), **told_code(foreign.model)}
+        chosen = {} if asked.dataset == data.name else {"dataset": asked.dataset}
+        return {ANSWERS: known_answers(foreign.model, data, where), **chosen, **told_code(foreign.model)}
 
     check_weights(foreign.model)
     weights = weights_digest(foreign.model)
@@ -158,7 +159,7 @@ def _of_foreign(
         name=foreign.name,
         folder=folder,
         stem=_stem(asked, foreign, weights, threat),
-        about={**foreign.about, "dataset": asked.data},
+        about=foreign.about,
         part=partial(asked.part, folder=data_folder),
         examine=fits,
         threat=threat,
@@ -205,13 +206,13 @@ def tell_replaced(odd: Iterable[str], progress: Progress | None) -> None:
 
 
 def _words(odd: Iterable[str]) -> list[str]:
-    return sorted({name.removesuffix("_digest") for name in odd})
+    return sorted({"data" if name == "dataset" else name.removesuffix("_digest") for name in odd})
 
 
 def _stem(asked: ForeignModel, foreign: Foreign, weights: str, threat: Threat | None) -> str:
     """<model>-<data>-<threat>-<digest of all that makes it another network or question>."""
     radius = [] if threat is None else [f"{threat.norm}{threat.eps:.4g}"]
-    words = re.sub(r"[^\w.=+-]+", "_", "-".join([brief(foreign.name), str(asked.data), *radius]))
+    words = re.sub(r"[^\w.=+-]+", "_", "-".join([brief(foreign.name), brief(asked.dataset, 60), *radius]))
     told = [weights, *(foreign.about[name] for name in ("model", "weights_entry", "normalize"))]
     exact = [] if threat is None else [threat.norm, threat.eps]
-    return f"{words}-{sha256(json_text([told, asked.data, exact]))[:8]}"
+    return f"{words}-{sha256(json_text([told, asked.dataset, exact]))[:8]}"
