@@ -17,7 +17,7 @@ from flatrock.core.device import Devices, alike_devices
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.identity import differences
-from flatrock.core.progress import Progress
+from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.tensorfile import digest
 from flatrock.data.dataset import Dataset
@@ -60,7 +60,7 @@ def certify_run(
     sample is on disk; `resume` goes on from there, and reads a certificate that is finished. Several devices, of one
     kind, share the samples.
     """
-    devices = alike_devices(device)
+    listener, devices = progress or Silent(), alike_devices(device)
     trained = _opened(source, which, out, data_folder, progress)
     whole = trained.part("test")
     _check_wanted(smoothing, radii, linf_eps, prod(whole.input_shape))
@@ -75,6 +75,7 @@ def certify_run(
     odd = None if known is None else _different(known, identity)
     if resume and known and odd is not None and _finished(known, trained, target, about, odd, smoothing, test):
         forget(part)
+        listener.say(f"read {target}, which was certified before")
         return known, target
     with measuring(part, identity, resume=resume) as ledger:
         found = certify(
@@ -93,6 +94,8 @@ def certify_run(
         )
         _store(found, target)
         ledger.close()
+    listener.say(f"wrote {target}")
+    listener.say(f"wrote {target.with_suffix('.tsv')}")
     tell_replaced(odd or (), progress)
     return found, target
 
