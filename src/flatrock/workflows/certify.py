@@ -92,10 +92,8 @@ def certify_run(
             marks=trained.marks,
             provenance=about,
         )
-        _store(found, target)
+        _store(found, target, listener)
         ledger.close()
-    listener.say(f"wrote {target}")
-    listener.say(f"wrote {target.with_suffix('.tsv')}")
     tell_replaced(odd or (), progress)
     return found, target
 
@@ -119,9 +117,12 @@ def _inputs(test: Dataset) -> Tensor:
     return test.images(torch.arange(len(test)))
 
 
-def _store(found: Certificate, target: Path) -> None:
-    write_atomic(target.with_suffix(".tsv"), found.to_tsv().encode())
+def _store(found: Certificate, target: Path, listener: Progress) -> None:
+    table = target.with_suffix(".tsv")
+    write_atomic(table, found.to_tsv().encode())
     write_atomic(target, found.to_json().encode())
+    listener.say(f"wrote {target}")
+    listener.say(f"wrote {table}")
 
 
 def _check_wanted(smoothing: Smoothing, radii: Sequence[float], linf_eps: Sequence[float], dimension: int) -> None:
