@@ -131,3 +131,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_source_package_holds_what_the_readme_and_the_makefile_name() -> None:
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
+    held = {name for words in lines if words and words[0] in ("include", "graft") for name in words[1:]}
+    assert all((ROOT / name).exists() for name in held)
+    named = re.findall(r"\]\(([^)#:]+)[^):]*\)", (ROOT / "README.md").read_text())
+    named += re.findall(r"\b(?:requirements\S*\.lock|examples/\w+\.py)", (ROOT / "Makefile").read_text())
+    assert {Path(name).parts[0] for name in (*named, "Makefile", "tests")} <= held
+
+
+def test_the_tables_of_a_sweep_are_shown_in_their_order() -> None:
+    heads = re.findall(r"^\| objective.beta \| (.*) \|$", (ROOT / "docs" / "sweep.md").read_text(), re.M)
+    assert len(heads) == 2
+    for words in (head.split(" | ") for head in heads):
+        assert words == ["seeds", "clean", *sorted(words[2:-1]), "worst case"]

@@ -83,6 +83,12 @@ def test_cp_only_adds_to_a_name(tmp_path: Path, word: str, file: str) -> None:
     assert yaml.safe_load((tmp_path / file).read_text())["name"] == Path(file).stem
 
 
+def test_cp_makes_a_folder_that_ends_in_a_slash(tmp_path: Path) -> None:
+    done = flatrock("cp", "digits_at", f"{tmp_path / 'new'}/")
+    assert done.exit_code == 0, done.output
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.yaml")] == ["new/digits_at.yaml"]
+
+
 def test_cp_into_a_folder_keeps_the_name(tmp_path: Path) -> None:
     folder = tmp_path / "d[a]"
     folder.mkdir()

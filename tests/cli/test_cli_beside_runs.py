@@ -79,3 +79,22 @@ def test_a_study_leaves_out_what_it_wrote_the_last_time(runs: Path) -> None:
     done = flatrock("overfit", *sorted(runs.iterdir()))
     assert f"left out {runs / 'overfit.json'}" in done.output
     assert "keeps no" in done.output.splitlines()[-1], "what is wrong is said of a run, which kept no epochs"
+
+
+@each_command
+def test_a_folder_of_runs_among_runs_is_no_run(command: Command, runs: Path) -> None:
+    """Where `flatrock sweep` puts its runs unless told."""
+    fake_run(runs / "my-sweep", "cifar10_short_mart", AT)
+    done = flatrock(*command(runs))
+    assert done.exit_code == 0, done.output
+    left_out = f"left out {runs / 'my-sweep'}: no run folder" in done.output
+    assert left_out != (command(runs)[0] == "status"), "which searches it for runs"
+
+
+@each_command
+def test_a_folder_without_a_run_is_an_error_alone(command: Command, tmp_path: Path) -> None:
+    fake_run(tmp_path / "runs" / "my-sweep", "cifar10_short_mart", AT)
+    done = flatrock(*command(tmp_path / "runs"))
+    if command(tmp_path / "runs")[0] != "status":
+        assert done.exit_code == 2, done.output
+        assert "no run.json" in done.output and "left out" not in done.output

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_cases import flatrock, refusal, stored
+from command_cases import flatrock, read_again, refusal, stored
 
 VOTES = ("--sigma", "0.25", "--n0", "20", "--n", "6000", "--limit", "10")
 SOME = ("--sigma", "0.25", "--n0", "20", "--n", "100", "--limit", "6")
@@ -108,7 +108,7 @@ def test_a_model_of_ones_own(here: Path) -> None:
     assert "devices" not in ours["provenance"]
     before = one.read_text()
     done = flatrock(*net, "--device", "cpu,cpu", "--out", one, "--resume")
-    assert stored(done).read_text() == before, "a finished one is read, by however many it was made"
+    assert read_again(done).read_text() == before, "a finished one is read, by however many it was made"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_cases import flatrock, refusal, stored
+from command_cases import flatrock, read_again, refusal, stored
 from foreign_cases import MODULE
 from interrupted import stopped
 
@@ -80,7 +80,7 @@ def test_an_interrupted_certification_goes_on_and_ends_the_same(here: Path) -> N
     assert found["seconds"][:2] == begun, "what was on disk was not computed again"
     assert not part.exists()
     before = file.read_text()
-    assert stored(flatrock(*NET, *FEW, "--resume")) == file
+    assert read_again(flatrock(*NET, *FEW, "--resume")) == file
     assert file.read_text() == before, "a finished one is read"
 
 

@@ -13,6 +13,7 @@ from results_cases import fake_run
 from typer.testing import CliRunner
 
 from flatrock.cli.main import app
+from flatrock.core.provenance import NO_COMMIT
 from flatrock.core.records import read_result
 from flatrock.engine.folder import RunFolder
 from flatrock.reports.papers import OWN as PAPERS
@@ -48,6 +49,14 @@ def test_where_rows_come_from_is_a_sentence_or_a_list(tmp_path: Path) -> None:
     assert lines[where + 2].endswith("(`cifar10_short_at`, `cifar10_short_mart`)")
     assert lines[where + 3].startswith("- commit 0ther, ") and lines[where + 3].endswith("(`cifar10_short_alp`)")
     assert lines[where + 5].startswith("Times are ")
+
+
+def test_an_installed_copy_is_told_by_its_version(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, "cifar10_short_at", FOUND)
+    folder = RunFolder(run)
+    folder.write_info(provenance={**folder.read_info()["provenance"], "commit": NO_COMMIT, "flatrock": "1.2.3"})
+    (line,) = [line for line in reported(tmp_path, run)[0].splitlines() if line.startswith("Trained at ")]
+    assert line.startswith("Trained at an unknown commit of flatrock 1.2.3, torch ")
 
 
 def test_what_a_run_was_continued_with_is_told(tmp_path: Path) -> None:

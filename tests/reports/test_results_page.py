@@ -225,11 +225,13 @@ def test_a_run_in_two_files_is_refused(tmp_path: Path) -> None:
     assert "cifar10_short_at with seed 0 is in the files twice" in done.output
 
 
-def test_the_page_in_docs_is_what_the_command_writes(tmp_path: Path) -> None:
-    files = sorted((ROOT / "results").glob("*.json"))
-    done = flatrock("report", *files, "--out", tmp_path / "results.md")
+def test_the_page_in_docs_is_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    monkeypatch.chdir(tmp_path)
+    files = sorted(Path("results").glob("*.json"))
+    done = flatrock("report", *files, "--out", "docs/results.md")
     assert done.exit_code == 0, done.output
-    written = (tmp_path / "results.md").read_text()
+    written = Path("docs/results.md").read_text()
     assert written == (ROOT / "docs" / "results.md").read_text(), (
         "run flatrock report results/*.json --out docs/results.md"
     )
@@ -282,8 +284,11 @@ def test_a_page_of_ones_own_needs_no_papers(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert [line for line in page.read_text().splitlines() if line.startswith("## ")] == [
         "## Other runs",
-        "## Adding a row",
+        "## Making this page again",
     ]
+    command = f"flatrock report {file} --out {page}"
+    assert f"Written by `{command}`; no number" in page.read_text()
+    assert page.read_text().endswith(f"```sh\n{command}\n```\n")
     assert "| digits_at | 80.00 | 48.00 | 49.00 | 51.00 |" in page.read_text()
     assert "| digits_mart FAILED |" in page.read_text()
     assert not page.with_suffix(".png").exists()

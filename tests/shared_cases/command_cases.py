@@ -21,6 +21,15 @@ def stored(done: Done) -> Path:
     return next(Path(line.removeprefix("wrote ")) for line in done.output.splitlines() if line.startswith("wrote "))
 
 
+def read_again(done: Done) -> Path:
+    """The file of finished work that it read; it wrote none."""
+    assert done.exit_code == 0, done.output
+    said = done.output.splitlines()
+    assert not [line for line in said if line.startswith("wrote ")]
+    (line,) = [line for line in said if line.startswith("read ")]
+    return Path(line.removeprefix("read ").partition(", which was ")[0])
+
+
 def result_of(done: Done) -> Result:
     return Result.from_json(stored(done).read_text())
 

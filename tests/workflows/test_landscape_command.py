@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_cases import read_again, stored
 from typer.testing import CliRunner, Result
 
 from flatrock.cli.main import app
@@ -117,6 +118,12 @@ def test_records_of_different_questions_are_not_overlaid(run: Path) -> None:
     other = flatrock("landscape", files[0], "--kind", "input")
     assert "say --kind weight-1d" in other.output
     assert "there is no landscape" in flatrock("landscape", run / "none.json").output
+
+
+def test_a_landscape_that_was_read_was_not_written(run: Path, tmp_path: Path) -> None:
+    few = ("--points", "3", "--images", "12", "--attack", "none", "--directions", "1", "--device", "cpu")
+    words = ("landscape", run, *few, "--out", tmp_path / "read", "--resume")
+    assert stored(flatrock(*words)) == read_again(flatrock(*words))
 
 
 @pytest.mark.parametrize("words", [("--span", "0.3"), ("--span", "0.47", "--radius", "0.47", "--points", "21")])

@@ -241,3 +241,8 @@ def test_a_run_named_by_a_dot_has_a_name(run: Path, monkeypatch: pytest.MonkeyPa
     assert studies["moons"].landscapes[0].provenance["run"] == "moons"
     with pytest.raises(ConfigError, match="told apart by the names"):
         study_runs([Path(), run], sharpness_plan(0.5, **QUICK))
+
+
+def test_its_help_says_nothing_of_landscapes_of_inputs() -> None:
+    shown = CliRunner().invoke(app, ["overfit", "--help"], env={"COLUMNS": "200"}).output
+    assert "for inputs" not in shown

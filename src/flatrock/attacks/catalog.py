@@ -166,6 +166,7 @@ def attack(
     `attack("pgd-20:restarts=5", ...)` says the same as `attack("pgd", ..., steps=20, restarts=5)`.
     An attack of one's own, `mymethods:climb` or in Python the class, function or object, stands in the place of a name.
     Random numbers belong to the position of a sample in x; give the same x in one piece to reproduce them.
+    Of PGD it is the last point, whatever `iterate` says, while `evaluate` also counts what broke on the way.
     """
     if not isinstance(name, str) and not callable(name):
         raise ConfigError(f"an attack is named by text such as 'pgd' or 'pgd-20', got {name!r}")

@@ -90,8 +90,6 @@ def run(
             )
         wanted = [*radii, *(found.l2_of(e) for e in eps)]
         _tell(found, wanted)
-        say(f"wrote {stored}")
-        say(f"wrote {stored.with_suffix('.tsv')}")
         say(f"drew {draw_certified({_name(found): found}, stored.with_suffix('.png'), radii=wanted)}")
 
 

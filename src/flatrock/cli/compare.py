@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flatrock.cli.console import Line, friendly, say, show
-from flatrock.cli.shared import other_kind, without_others
+from flatrock.cli.shared import no_run, without_others
 from flatrock.core.errors import ConfigError
 from flatrock.core.rows import WORST
 from flatrock.reports.compare import accuracy_table, difference_table
@@ -36,7 +36,7 @@ Which = Annotated[
 def run(sources: Sources, which: Which = "auto") -> None:
     """Compare evaluated models sample by sample: the first with each of the others."""
     with friendly():
-        found = compare(without_others(sources, partial(other_kind, rows=True)), which)
+        found = compare(without_others(sources, partial(no_run, rows=True)), which)
         if found.note:
             say(found.note)
         show(found.accuracies)

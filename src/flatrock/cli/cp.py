@@ -17,12 +17,13 @@ from flatrock.recipes.text import recipe_text
 
 def run(
     recipe: Annotated[str, typer.Argument(help="a name of `flatrock ls recipes`")],
-    file: Annotated[Path, typer.Argument(help="where to write it, for example my.yaml, or a folder")],
+    file: Annotated[str, typer.Argument(help="where to write it, for example my.yaml, or a folder, sub/ if it is new")],
 ) -> None:
     """Copy a recipe, complete and self-contained, to a file to edit."""
     with friendly():
         found = load_recipe(recipe)
-        target = _target(file / Path(recipe).name if file.is_dir() else file)
+        folder = file.endswith("/") or Path(file).is_dir()
+        target = _target(Path(file) / Path(recipe).name if folder else Path(file))
         if target.exists():
             raise StateError(f"{target} exists and is left alone; choose another name")
         # What is copied is there to be edited: what was said of it, and how it scored, is not of what it becomes.

@@ -184,9 +184,7 @@ def measured(found: Sequence[Found], plan: Plan, how: Mapping[str, Any], progres
         if isinstance(item, Landscape):
             records.append(item)
             continue
-        record, file = measure_landscape(item, plan, **how, progress=progress)
-        progress.say(f"wrote {file}")
-        records.append(record)
+        records.append(measure_landscape(item, plan, **how, progress=progress)[0])
     return records
 
 

@@ -15,12 +15,10 @@ from flatrock.cli.landscape import (
     BatchSize,
     DataDir,
     Device,
-    Images,
-    On,
     Precision,
     Seed,
 )
-from flatrock.cli.shared import beside, check_out, named, numeric, one_device, without_others, words
+from flatrock.cli.shared import beside, check_out, named, no_run, numeric, one_device, without_others, words
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.provenance import birth_certificate
 from flatrock.diagnostics.overfit import Study
@@ -35,6 +33,8 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders,
 Which = Annotated[str, typer.Option(help="comma-separated: kept = every epoch kept, best, last, epoch-10")]
 Radius = Annotated[str, typer.Option(help="sharpness is the rise of the loss this far away, in filter norms")]
 Directions = Annotated[int, typer.Option(help="random directions")]
+On = Annotated[str | None, typer.Option(help="train, held_out or test samples; train")]
+Images = Annotated[int | None, typer.Option(help="how many samples, equally many of each class; 1000")]
 Out = Annotated[Path | None, typer.Option(help="OUT.png, OUT.svg and OUT.json; default: beside the runs")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure again what was measured before")]
 
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Draw best and last robust accuracy and the robust generalization gap against sharpness over training."""
     with friendly("the same command goes on from the last finished point"):
-        runs = without_others(runs)
+        runs = without_others(runs, no_run)
         prefix, names = named(out) or beside(runs, "overfit"), words(which)
         check_out(*_files(prefix))
         where = one_device(device)

@@ -11,7 +11,7 @@ import typer
 
 from flatrock.cli.compare import Compared, compare
 from flatrock.cli.console import Line, friendly, say
-from flatrock.cli.shared import beside, check_out, without_others
+from flatrock.cli.shared import beside, check_out, no_run, without_others
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.story import Story
 from flatrock.reports.page import MARK, Differences, write_page
@@ -29,7 +29,7 @@ Title = Annotated[str, typer.Option(help="of the page; default: the names of the
 def run(sources: Sources, out: Out = None, title: Title = "") -> None:
     """Tell all that is known of trained and evaluated models on one page, which stands alone: to read, keep or send."""
     with friendly():
-        sources = without_others(sources)
+        sources = without_others(sources, no_run)
         place = out or beside(sources, "page.html")
         _check_place(place)
         told = stories(sources)

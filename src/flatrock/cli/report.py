@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +40,17 @@ def run(results: Files, out: Out, papers: Figures = None) -> None:
         if twice:
             raise ConfigError(f"{twice[0].recipe} with seed {twice[0].seed} is in the files twice; leave one out")
         files = [file for file, _ in found]
-        pictures = write_results(rows, known, files, out)
+        pictures = write_results(rows, known, files, out, command=_command(results, out, papers))
         say(f"wrote {out}: {len(rows)} runs")
         for name in sorted(read_notes(files).keys() - {row.recipe for row in rows}):
             say(("left out ", "yellow"), f"the note on {name}: there is no such row")
         for picture in pictures:
             say(f"drew {picture}")
+
+
+def _command(results: Sequence[Path], out: Path, papers: Path | None) -> str:
+    """This command as it was given; of all the JSON files of a folder, as a shell abbreviates them."""
+    folder = results[0].parent
+    every = len(results) > 1 and set(results) == set(folder.glob("*.json"))
+    words = [*([] if every else map(str, results)), "--out", str(out), *(["--papers", str(papers)] if papers else [])]
+    return " ".join(["flatrock report", *([f"{folder / '*.json'}"] if every else []), shlex.join(words)])

@@ -74,6 +74,13 @@ def other_kind(path: Path, *, rows: bool = False) -> str:
     return f"no result file, but a {schema}"
 
 
+def no_run(path: Path, *, rows: bool = False) -> str:
+    """As other_kind, and of a folder of runs, such as that of a sweep, where a run is wanted itself."""
+    if path.is_dir() and not (path / "run.json").is_file() and any(path.glob("*/run.json")):
+        return "no run folder, but one that holds runs"
+    return other_kind(path, rows=rows)
+
+
 def _schema(path: Path) -> str:
     """What a JSON file says that it is; nothing of any other file."""
     try:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 VERSION = "0.1.0"
+# The commit of an installed copy.
+NO_COMMIT = "not a checkout"
 # When this process began to read the source.
 LOADED = time.time()
 
@@ -34,11 +36,11 @@ def commit() -> str:
         top = _git(here, "rev-parse", "--show-toplevel")
         tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         if not top or not tracked:
-            return "not a checkout"
+            return NO_COMMIT
         dirty = "+" if _written_since(LOADED) or _git(here, "status", "--porcelain", "--untracked-files=no") else ""
         return _git(here, "rev-parse", "HEAD")[:12] + dirty
     except (OSError, subprocess.SubprocessError):
-        return "not a checkout"
+        return NO_COMMIT
 
 
 def _written_since(moment: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flatrock.core.provenance import NO_COMMIT
 from flatrock.core.rows import Row
 from flatrock.core.same_samples import other_samples
 from flatrock.reports.notes import Note
@@ -68,7 +69,9 @@ def _origin(rows: Sequence[Row], names: Sequence[str]) -> str:
     found: dict[str, list[tuple[str, str]]] = {}
     for name, row in zip(names, rows, strict=True):
         about = row.provenance
-        said = f"commit {about.get('commit')}, torch {about.get('torch')}, {about.get('device')}"
+        known = about.get("commit") != NO_COMMIT
+        where = f"commit {about.get('commit')}" if known else f"an unknown commit of flatrock {about.get('flatrock')}"
+        said = f"{where}, torch {about.get('torch')}, {about.get('device')}"
         said = ", ".join([said, str(about.get("time"))[:10], *_settings(about.get("engine")), *_continued(about)])
         found.setdefault(said, []).append((row.recipe, name))
     places = [recipe for who in found.values() for recipe in {recipe for recipe, _ in who}]

@@ -97,7 +97,8 @@ def results_page(
             *remarks(others, row_names(others), notes),
             *expected_parts(row_names(others), others, bands),
         ]
-    again = ["## Making the rows last made again", f"```sh\n{command}\n```"]
+    what = "this page" if command.startswith("flatrock report ") else "the rows last made"
+    again = [f"## Making {what} again", f"```sh\n{command}\n```"]
     parts += ["## Adding a row", HOW] if command == COMMAND else again
     return "\n\n".join(parts) + "\n"
 

@@ -17,7 +17,7 @@ from flatrock.core.device import Devices, alike_devices
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.identity import differences
-from flatrock.core.progress import Progress
+from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
 from flatrock.core.tensorfile import digest
 from flatrock.data.dataset import Dataset
@@ -60,7 +60,7 @@ def certify_run(
     sample is on disk; `resume` goes on from there, and reads a certificate that is finished. Several devices, of one
     kind, share the samples.
     """
-    devices = alike_devices(device)
+    listener, devices = progress or Silent(), alike_devices(device)
     trained = _opened(source, which, out, data_folder, progress)
     whole = trained.part("test")
     _check_wanted(smoothing, radii, linf_eps, prod(whole.input_shape))
@@ -75,6 +75,7 @@ def certify_run(
     odd = None if known is None else _different(known, identity)
     if resume and known and odd is not None and _finished(known, trained, target, about, odd, smoothing, test):
         forget(part)
+        listener.say(f"read {target}, which was certified before")
         return known, target
     with measuring(part, identity, resume=resume) as ledger:
         found = certify(
@@ -91,7 +92,7 @@ def certify_run(
             marks=trained.marks,
             provenance=about,
         )
-        _store(found, target)
+        _store(found, target, listener)
         ledger.close()
     tell_replaced(odd or (), progress)
     return found, target
@@ -116,9 +117,12 @@ def _inputs(test: Dataset) -> Tensor:
     return test.images(torch.arange(len(test)))
 
 
-def _store(found: Certificate, target: Path) -> None:
-    write_atomic(target.with_suffix(".tsv"), found.to_tsv().encode())
+def _store(found: Certificate, target: Path, listener: Progress) -> None:
+    table = target.with_suffix(".tsv")
+    write_atomic(table, found.to_tsv().encode())
     write_atomic(target, found.to_json().encode())
+    listener.say(f"wrote {target}")
+    listener.say(f"wrote {table}")
 
 
 def _check_wanted(smoothing: Smoothing, radii: Sequence[float], linf_eps: Sequence[float], dimension: int) -> None:

@@ -82,6 +82,7 @@ def measure_landscape(
     if resume and known is not None:
         if not odd:
             forget(part)
+            listener.say(f"read {target}, which was measured before")
             return known, target
         check_replaced(trained, target, odd, identity=identity)
     with measuring(part, identity, resume=resume) as ledger:
@@ -97,6 +98,7 @@ def measure_landscape(
         record = _certified(found, subject, plan, identity, about | shared_by(devices))
         write_atomic(target, record.to_json().encode())
         ledger.close()
+    listener.say(f"wrote {target}")
     tell_replaced(odd, listener)
     return record, target
 
