@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import is_finite
 from flatrock.core.options import noise_fault
 from flatrock.core.rng import Seed
 
@@ -73,7 +74,7 @@ class Smoothing:
 
     def __post_init__(self) -> None:
         faults = []
-        if not (_is_number(self.sigma) and self.sigma > 0):
+        if not (is_finite(self.sigma) and self.sigma > 0):
             faults.append(
                 f"sigma must be a number > 0, got {self.sigma!r}; it is the deviation of the noise in pixel units of "
                 "[0, 1]: write 0.25, not 64"
@@ -84,7 +85,7 @@ class Smoothing:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 faults.append(f"{name} must be a whole number >= 1, got {value!r}; usual are n0 100 and n 100000")
-        if not (_is_number(self.alpha) and 0 < self.alpha < 1):
+        if not (is_finite(self.alpha) and 0 < self.alpha < 1):
             faults.append(
                 f"alpha must lie strictly between 0 and 1, got {self.alpha!r}; it is the probability that a "
                 "certificate is wrong, usually 0.001"
@@ -121,7 +122,7 @@ class Smoothing:
     def check_radius(self, radius: float, what: str = "") -> None:
         """Refuse a radius that these numbers could not certify even if all votes agreed; the error says what could."""
         named = what or f"radius {radius:g}"
-        if not (_is_number(radius) and radius >= 0):
+        if not (is_finite(radius) and radius >= 0):
             raise ConfigError(f"a radius is a number >= 0, got {radius!r}")
         if radius < self.largest_radius:
             return
@@ -131,10 +132,6 @@ class Smoothing:
             f"{named} is out of reach: with n {self.n}, alpha {self.alpha:g} and sigma {self.sigma:g} the largest "
             f"radius is {self.largest_radius:.5f}, if all votes agree; {cure}"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def noise(like: Tensor, first: int, count: int, seed: Seed) -> Tensor:
