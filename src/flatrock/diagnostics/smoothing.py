@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ConfigError
 from flatrock.core.numbers import is_finite
 from flatrock.core.options import noise_fault
 from flatrock.core.rng import Seed
+from flatrock.diagnostics.probe import fitting
 
 # What PREDICT and CERTIFY answer when the votes prove nothing.
 ABSTAIN = -1
@@ -161,39 +162,20 @@ class Voter:
         """
         counts, done = torch.zeros((), dtype=torch.int64), 0
         while done < n:
-            found = self._fitting(x, done, n, seed)
-            counts = counts + found.votes
-            done += found.draws
-            progress(found.draws)
+            size = min(self.batch_size, n - done)
+            found, draws = fitting(partial(self._batch, x, done, seed), size)
+            if draws < size:  # from then on
+                self.batch_size = draws
+            counts = counts + found
+            done += draws
+            progress(draws)
         return counts
 
-    def _fitting(self, x: Tensor, first: int, last: int, seed: Seed) -> _Counted:
-        """The next batch of draws; where memory is short half of it, from then on."""
-        while True:
-            count = min(self.batch_size, last - first)
-            try:
-                return _Counted(self._batch(x, first, count, seed), count)
-            except RuntimeError as error:
-                if count == 1 or not memory_is_short(error):
-                    raise
-            # Outside the handler: what the failed pass had allocated is free by now.
-            self.batch_size = count // 2
-            if x.is_cuda:
-                torch.cuda.empty_cache()
-
-    def _batch(self, x: Tensor, first: int, count: int, seed: Seed) -> Tensor:
+    def _batch(self, x: Tensor, first: int, seed: Seed, count: int) -> Tensor:
         with torch.no_grad():
             logits: Tensor = self.model(x + self.sigma * noise(x, first, count, seed))
             answers = logits.argmax(1)[torch.isfinite(logits).all(1)]
             return torch.bincount(answers, minlength=logits.shape[1]).cpu()
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """Votes by class of some draws."""
-
-    votes: Tensor
-    draws: int
 
 
 class Smoothed(nn.Module):
