@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from command_cases import wide as flatrock
 
 import flatrock.cli.evaluate as command
-from flatrock.cli.main import app
 from flatrock.recipes.restore import load
 
 EVAL = ("--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu")
-
-
-def flatrock(*words: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
 
 
 @pytest.fixture

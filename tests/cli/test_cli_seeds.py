@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from command_cases import flatrock
+from typer.testing import Result
 
 import flatrock.cli.evaluate as command
-from flatrock.cli.main import app
 from flatrock.cli.shared import seeds_of
 from flatrock.core.errors import ConfigError
 from flatrock.evaluation.exam import Exam
@@ -22,10 +22,6 @@ from flatrock.recipes.restore import load
 
 EVAL = ["--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu"]
 QUICK = ["train.epochs=3", "data.limit=512", "train.batch_size=64", "select.size=40"]
-
-
-def flatrock(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words))
 
 
 def train(folder: Path, *words: str) -> Result:
