@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,6 @@ import flatrock.cli.evaluate as command
 from flatrock.recipes.restore import load
 
 EVAL = ("--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu")
-
-
-@pytest.fixture
-def copied(run_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("result-*")))
 
 
 def stored(folder: Path, eps: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +108,6 @@ def stop(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("flatrock.cli.evaluate.TerminalProgress.advance", interrupt)
         assert flatrock("eval", *words).exit_code == 130
-
-
-@pytest.fixture
-def copied(run_folder: Path, tmp_path: Path) -> Path:
-    """What is left in it is nobody else's obstacle."""
-    return Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("result-*")))
 
 
 OWN = ("--model", "digits_cnn", "--data", "digits", "--norm", "linf", "--eps", "1/5", "--num-classes", "10")

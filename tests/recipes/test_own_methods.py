@@ -14,7 +14,7 @@ import pytest
 import torch
 from interrupted import Ends
 from own_cases import METHODS, among_methods
-from start_cases import Told
+from start_cases import Told, same
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -46,10 +46,6 @@ def methods(tmp_path: Path) -> Iterator[Path]:
 
 def weights(run: str, name: str = "last") -> dict[str, Tensor]:
     return {k: v for k, v in load(Path(run) / f"{name}.safetensors")[0].items() if k.startswith("model/")}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 OWN = {
