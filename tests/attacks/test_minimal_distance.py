@@ -31,6 +31,12 @@ def test_minimal_says_what_it_found(threat: Threat, conv_net: Make, images: Make
     torch.testing.assert_close(again, (points, distance), rtol=0, atol=0)
 
 
+def test_minimal_of_nothing(conv_net: Make, counting: Make) -> None:
+    model = counting(conv_net())
+    points, distance = minimal(model, torch.zeros(0, 2, 6, 6, dtype=torch.float64), torch.zeros(0).long(), Linf(0.1))
+    assert (points.shape, distance.shape, model.passes) == ((0, 2, 6, 6), (0,), 0)
+
+
 class Flat(nn.Module):
     """The same answer everywhere."""
 
