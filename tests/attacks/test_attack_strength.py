@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from flatrock.attacks.catalog import ATTACKS, attack, parse_attack
 from flatrock.attacks.craft import craft
 from flatrock.attacks.gradient import GradientAttack
+from flatrock.attacks.langevin import Langevin
 from flatrock.attacks.pgd import safely_broken
 from flatrock.core.errors import ConfigError
 from flatrock.core.rng import Seed, kept_global_rng
 from flatrock.core.threat import Linf, Threat
+from flatrock.core.types import Attack
 
 
 def test_early_stop_saves_passes_and_never_adds_one(
@@ -31,10 +33,13 @@ def test_early_stop_saves_passes_and_never_adds_one(
     assert model.samples < whole == 20 * len(x)
 
 
-def test_early_stop_ends_when_all_are_broken(counting: Make, conv_net: Make, images: Make, right_labels: Make) -> None:
+@pytest.mark.parametrize("kind", [GradientAttack, Langevin])
+def test_early_stop_ends_when_all_are_broken(
+    kind: Make, counting: Make, conv_net: Make, images: Make, right_labels: Make
+) -> None:
     model, x = counting(conv_net()), images()
     y = (right_labels(model.model, x) + 1) % 4
-    x_adv = craft(GradientAttack(steps=20, start="zero"), model, x, y, Linf(0.03), gen_for(x), early_stop=True)
+    x_adv = craft(kind(steps=20, start="zero"), model, x, y, Linf(0.03), gen_for(x), early_stop=True)
     assert model.passes == 1
     assert torch.equal(x_adv, x)
 
@@ -167,15 +172,18 @@ def test_kl_attack_from_the_clean_input_is_refused() -> None:
     assert ATTACKS.make("kl-pgd") == GradientAttack(loss="kl", start="gaussian")
 
 
-def test_soft_labels_are_attacked_through_cross_entropy(conv_net: Make, images: Make, right_labels: Make) -> None:
+@pytest.mark.parametrize("chosen", [GradientAttack(steps=3), Langevin(steps=3)], ids=["pgd", "langevin"])
+def test_soft_labels_are_attacked_through_cross_entropy(
+    chosen: Attack, conv_net: Make, images: Make, right_labels: Make
+) -> None:
     model, x = conv_net(), images(16)
     y = right_labels(model, x)
     one_hot = nn.functional.one_hot(y, 4).double()
     mixed = 0.5 * one_hot + 0.5 * one_hot.flip(0)
-    chosen = GradientAttack(steps=3)
     hard = craft(chosen, model, x, y, Linf(0.03), gen_for(x))
     torch.testing.assert_close(craft(chosen, model, x, one_hot, Linf(0.03), gen_for(x)), hard)
     assert not torch.equal(craft(chosen, model, x, mixed, Linf(0.03), gen_for(x)), hard)
+    assert chosen.mixed_labels
 
 
 @pytest.mark.parametrize("loss", ["ce", "kl"])

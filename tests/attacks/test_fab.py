@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from attack_cases import Make, exact_radius, gen_for, linear_case, rivals_of, wrong
+from attack_cases import Make, exact_radius, gen_for, linear_case, minimal, rivals_of, wrong
 from pyautoattack.fab_pt import FABAttack_PT
 from torch import Tensor, nn
 
-from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary, minimal, random_start
+from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary, random_start
 from flatrock.attacks.craft import craft
 from flatrock.attacks.fab import fab
 from flatrock.core.threat import L2, Linf, Threat

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from attack_cases import FAB_ROWS, Make, Row, gen_for, linear_case, rivals_of, wrong
+from attack_cases import FAB_ROWS, Make, Row, gen_for, linear_case, minimal, rivals_of, wrong
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary, minimal
+from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary
 from flatrock.attacks.catalog import ATTACKS, attack
 from flatrock.attacks.craft import craft
 from flatrock.attacks.fab import TIDY_EVERY, fab

@@ -12,12 +12,16 @@ from pyautoattack.fab_projections import projection_l2, projection_linf
 from scipy.optimize import linprog
 from torch import Tensor
 
-from flatrock.attacks.hyperplane import close_gap, project
+from flatrock.attacks.hyperplane import close_gap
 from flatrock.core.rng import Seed
 from flatrock.core.threat import L2, Linf
 
 NORMS = ("linf", "l2")
 PEERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"linf": projection_linf, "l2": projection_l2}
+
+
+def project(points: Tensor, w: Tensor, b: Tensor, norm: str) -> Tensor:
+    return close_gap(points, w, (w * points).sum(1) - b, norm)
 
 
 def size(d: Tensor, norm: str) -> Tensor:

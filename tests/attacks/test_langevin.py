@@ -254,25 +254,6 @@ def test_a_point_outside_the_ball_never_ends_the_walk() -> None:
     assert not bool(wrong(Cliff(), x_adv, y).any())
 
 
-def test_early_stop_ends_when_all_are_broken(counting: Make, conv_net: Make, images: Make, right_labels: Make) -> None:
-    model, x = counting(conv_net()), images()
-    y = (right_labels(model.model, x) + 1) % 4
-    x_adv = craft(Langevin(steps=9, start="zero"), model, x, y, Linf(0.03), gen_for(x), early_stop=True)
-    assert model.passes == 1
-    assert torch.equal(x_adv, x)
-
-
-def test_soft_labels(conv_net: Make, images: Make, right_labels: Make) -> None:
-    model, x = conv_net(), images(16)
-    y, chosen = right_labels(model, x), Langevin(steps=3)
-    one_hot = nn.functional.one_hot(y, 4).double()
-    hard = craft(chosen, model, x, y, Linf(0.03), gen_for(x))
-    torch.testing.assert_close(craft(chosen, model, x, one_hot, Linf(0.03), gen_for(x)), hard)
-    mixed = 0.5 * one_hot + 0.5 * one_hot.flip(0)
-    assert not torch.equal(craft(chosen, model, x, mixed, Linf(0.03), gen_for(x)), hard)
-    assert chosen.mixed_labels
-
-
 def test_it_is_an_attack_with_a_path() -> None:
     chosen: Attack = ATTACKS.make("langevin")
     assert isinstance(chosen, PathAttack)

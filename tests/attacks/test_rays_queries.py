@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from attack_cases import Make, Recorder
+from attack_cases import Make, Recorder, rays_distance
 from torch import Tensor, nn
 
 from flatrock.attacks.pgd import safely_broken
-from flatrock.attacks.rays import follow_rays, rays_distance
+from flatrock.attacks.rays import follow_rays
 
 
 class Spent(Exception):

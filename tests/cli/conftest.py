@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.exit_code == 0, done.output
     assert f"next: flatrock eval '{folder}'" in done.output
     return folder
+
+
+@pytest.fixture
+def copied(run_folder: Path, tmp_path: Path) -> Path:
+    """The run without results: what is left in it is nobody else's obstacle."""
+    return Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("result-*")))
 
 
 @pytest.fixture

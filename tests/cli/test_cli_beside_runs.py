@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_cases import wide as flatrock
 from results_cases import fake_run
-from typer.testing import CliRunner
 
-from flatrock.cli.main import app
 from flatrock.core.files import json_text
 
 AT, TRADES = {"clean": 81.0, "pgd-20": 50.0}, {"clean": 80.0, "pgd-20": 52.1}
@@ -24,10 +22,6 @@ COMMANDS: list[Command] = [
     lambda runs: ["status", *sorted(runs.iterdir())],
 ]
 each_command = pytest.mark.parametrize("command", COMMANDS, ids=["csv", "rows", "page", "compare", "status"])
-
-
-def flatrock(*words: object) -> Any:
-    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from command_cases import flatrock
 from PIL import Image
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.records import Result as Evaluation
 from flatrock.recipes.restore import load
@@ -20,10 +20,6 @@ from flatrock.workflows.evaluate import evaluate_run
 from flatrock.workflows.replaced import adversarial_file
 
 FEW = ("--limit", "40", "--device", "cpu", "--no-doubt")
-
-
-def flatrock(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(w) for w in words])
 
 
 def told(done: Result, word: str) -> list[Path]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_cases import flatrock
 from typer.main import get_command
-from typer.testing import CliRunner, Result
 
 from flatrock.cli.console import friendly, say, show
 from flatrock.cli.main import app, main
@@ -23,10 +23,6 @@ from flatrock.reports.table import Table
 # Brackets and colons that rich would take for markup, a closing tag without opening, and an emoji.
 AWKWARD = "x[a][/b]:x:"
 ON_CPU = ("--device", "cpu")
-
-
-def flatrock(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(w) for w in words])
 
 
 def raising(error: BaseException) -> Any:

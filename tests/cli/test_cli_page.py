@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_cases import wide as flatrock
 from results_cases import fake_result, fake_run
-from typer.testing import CliRunner
 
-from flatrock.cli.main import app
 from flatrock.engine.folder import RunFolder
 
 AT, TRADES = {"clean": 81.0, "pgd-20": 50.0}, {"clean": 80.0, "pgd-20": 52.1}
-
-
-def flatrock(*words: object) -> Any:
-    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
 
 
 @pytest.fixture

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from command_cases import wide as flatrock
 
 import flatrock.cli.evaluate as command
-from flatrock.cli.main import app
 from flatrock.recipes.restore import load
 
 EVAL = ("--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu")
-
-
-def flatrock(*words: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
-
-
-@pytest.fixture
-def copied(run_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("result-*")))
 
 
 def stored(folder: Path, eps: str) -> Any:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from command_cases import flatrock
+from typer.testing import Result
 
 import flatrock.cli.evaluate as command
-from flatrock.cli.main import app
 from flatrock.cli.shared import seeds_of
 from flatrock.core.errors import ConfigError
 from flatrock.evaluation.exam import Exam
@@ -22,10 +21,6 @@ from flatrock.recipes.restore import load
 
 EVAL = ["--attacks", "pgd-3", "--limit", "60", "--no-doubt", "--device", "cpu"]
 QUICK = ["train.epochs=3", "data.limit=512", "train.batch_size=64", "select.size=40"]
-
-
-def flatrock(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words))
 
 
 def train(folder: Path, *words: str) -> Result:
@@ -113,12 +108,6 @@ def stop(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("flatrock.cli.evaluate.TerminalProgress.advance", interrupt)
         assert flatrock("eval", *words).exit_code == 130
-
-
-@pytest.fixture
-def copied(run_folder: Path, tmp_path: Path) -> Path:
-    """What is left in it is nobody else's obstacle."""
-    return Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("result-*")))
 
 
 OWN = ("--model", "digits_cnn", "--data", "digits", "--norm", "linf", "--eps", "1/5", "--num-classes", "10")

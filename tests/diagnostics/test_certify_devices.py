@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from crew_cases import Dying, Failing, Linear
+from crew_cases import failures_over_there_are_told, weighed
 from interrupted import stopped
 from torch import nn
 
-from flatrock.core.errors import ConfigError, ModelError, StateError
+from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Silent
-from flatrock.core.workers import Worker
 from flatrock.diagnostics import certify as module
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.certify import certify
@@ -89,13 +88,7 @@ def test_the_same_as_on_one_device(ask: Ask, alone: Certificate, digits_model: n
 
 def test_a_sample_travels_alone(ask: Ask, alone: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
     """These are views of 400 samples; each that is sent has 64 numbers."""
-    send, sizes = Worker.send, list[int]()
-
-    def weighed(worker: Worker, words: bytes) -> None:
-        sizes.append(len(words))
-        send(worker, words)
-
-    monkeypatch.setattr(Worker, "send", weighed)
+    sizes = weighed(monkeypatch)
     same(alone, ask(device=TWO))
     assert len(sizes) == 2 + 6
     assert max(sizes[2:]) < 64 * 4 + 1000
@@ -147,23 +140,8 @@ def simple(model: nn.Module, ledger: Ledger | None = None) -> Certificate:
     return certify(model, x, torch.tensor([0, 1, 0, 1]), QUICK, device=TWO, ledger=ledger)
 
 
-def test_an_error_over_there_is_raised_here() -> None:
-    with pytest.raises(ModelError, match=r"on cpu: .*no such luck"):
-        simple(Failing())
-
-
-def test_a_process_that_ends_is_told() -> None:
-    with pytest.raises(
-        StateError, match=r"the process on cpu has ended \(exit code 3\)\. What is .*go on with --resume"
-    ):
-        simple(Dying())
-
-
-def test_a_network_that_cannot_travel() -> None:
-    model = Linear()
-    model.forward = lambda x: 2 * model.layer(x)  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match=r"cannot be sent to other processes.*name one device"):
-        simple(model)
+def test_failures_over_there_are_told() -> None:
+    failures_over_there_are_told(simple)
 
 
 def test_devices_that_do_not_exist(ask: Ask) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from start_cases import same
 from torch import Tensor
 
 from flatrock.core.errors import TrainingError
@@ -29,10 +30,6 @@ PLAIN: dict[str, Any] = {"optimizer": {"lr": 0.1, "momentum": 0.0, "weight_decay
 
 def weights(job: Job) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def staged(job: Job, step: int = 0) -> Stage:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from start_cases import same
 from torch import Tensor, nn
 
 from flatrock.core.types import Point
@@ -48,10 +49,6 @@ def steps(job: Job, count: int = 3) -> list[dict[str, float]]:
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     return {k: v.detach().clone() for k, v in model.state_dict().items()}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 @contextmanager

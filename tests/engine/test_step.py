@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from start_cases import same
 from torch import Tensor, nn
 
 from flatrock.core.errors import ThreatError
@@ -43,10 +44,6 @@ def ticks(job: Job) -> int:
 
 def weights(job: Job) -> dict[str, Tensor]:
     return {k: p.detach().clone() for k, p in job.model.named_parameters()}
-
-
-def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 class Recorder:
@@ -89,8 +86,8 @@ def test_attack_leaves_statistics_alone(make_job: MakeJob, tmp_path: Path, objec
     replayed = replace(replayed, attack=Recorder(made=spy.made))
     three_steps(replayed)
     assert ticks(job) == 3 * len(job.objective.passes)
-    assert equal(buffers(job), buffers(replayed))
-    assert equal(weights(job), weights(replayed))
+    assert same(buffers(job), buffers(replayed))
+    assert same(weights(job), weights(replayed))
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -169,8 +166,8 @@ def test_zero_rate_moves_no_weight(make_job: MakeJob, tmp_path: Path) -> None:
     for step, batch in enumerate(job.loader.epoch(0)):
         job.model.train()
         train_step(job, batch, step=step, guard=True)
-    assert equal(before, weights(job))
-    assert not equal(stats, buffers(job)), "BatchNorm still counts"
+    assert same(before, weights(job))
+    assert not same(stats, buffers(job)), "BatchNorm still counts"
 
 
 @pytest.mark.parametrize(
@@ -185,8 +182,8 @@ def test_repeated_pass_changes_statistics_only(
     jobs = [make_job(tmp_path, objective=way, flatness=flatness) for way in ways]
     for job in jobs:
         train_step(job, first(job), step=0, guard=True)
-    assert equal(weights(jobs[0]), weights(jobs[1]))
-    assert not equal(buffers(jobs[0]), buffers(jobs[1]))
+    assert same(weights(jobs[0]), weights(jobs[1]))
+    assert not same(buffers(jobs[0]), buffers(jobs[1]))
 
 
 def test_passes_run_in_the_named_order(make_job: MakeJob, tmp_path: Path) -> None:
@@ -220,7 +217,7 @@ def test_guard_catches_a_faulty_attack(make_job: MakeJob, tmp_path: Path, fault:
     before = weights(job)
     with pytest.raises(ThreatError, match=message):
         train_step(broken, batch, step=0, guard=True)
-    assert equal(before, weights(job))
+    assert same(before, weights(job))
 
 
 @pytest.mark.parametrize("objective", ["at", "trades", "standard"])
@@ -245,7 +242,7 @@ def test_cutmix_trains_on_the_cut_batch(make_job: MakeJob, tmp_path: Path) -> No
     x, y = cutmix(batch.x, hot, job.seed.child("cutmix", 5), alpha=1.0)
     got = train_step(job, batch, step=5, guard=True)
     expected = train_step(other, replace(batch, x=x, y=y), step=5, guard=True)
-    assert equal(weights(job), weights(other))
+    assert same(weights(job), weights(other))
     assert {k: float(v) for k, v in got.losses.items()} == {k: float(v) for k, v in expected.losses.items()}
     assert not torch.equal(x, batch.x)
 
@@ -256,7 +253,7 @@ def test_mixup_recipe_runs(make_job: MakeJob, tmp_path: Path) -> None:
     run = train(job)
     assert run.status == "truncated"
     assert 0 < run.last.terms["ce_adv"] < 10
-    assert not equal(before, weights(job))
+    assert not same(before, weights(job))
 
 
 def test_soft_labels_take_weight_from_the_true_labels_alone() -> None:

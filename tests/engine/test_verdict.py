@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from start_cases import Told
 
 from flatrock.core.neighbours import Lookout
-from flatrock.core.progress import Silent
 from flatrock.core.runs import EpochRecord
 from flatrock.core.team import Team
 from flatrock.engine import loop
@@ -132,14 +132,6 @@ def test_epochs_alone_or_where_nobody_can_tell_are_not_doubted(seen: int | None)
 
 
 # In a run
-
-
-class Told(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 def probed(*seen: tuple[float, float]) -> Callable[[Any], ProbeOutcome]:

@@ -10,16 +10,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from crew_cases import Cramped, Dying, Failing, Linear, served
+from crew_cases import Cramped, Linear, failures_over_there_are_told, served, weighed
 from interrupted import Ends
 from torch import Tensor, nn
 
 from flatrock.attacks.gradient import GradientAttack
-from flatrock.core.errors import ConfigError, ModelError, StateError
+from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Linf
-from flatrock.core.workers import Worker
 from flatrock.evaluation import crew as crew_module
 from flatrock.evaluation.crew import Crew, crew
 from flatrock.evaluation.evaluate import evaluate
@@ -110,21 +109,8 @@ def simple(model: nn.Module) -> Result:
     )
 
 
-def test_an_error_over_there_is_raised_here() -> None:
-    with pytest.raises(ModelError, match=r"on cpu: .*no such luck"):
-        simple(Failing())
-
-
-def test_a_process_that_ends_is_told() -> None:
-    with pytest.raises(StateError, match=r"the process on cpu has ended \(exit code 3\).*go on with --resume"):
-        simple(Dying())
-
-
-def test_a_network_that_cannot_travel() -> None:
-    model = Linear()
-    model.forward = lambda x: 2 * model.layer(x)  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match=r"cannot be sent to other processes.*name one device"):
-        simple(model)
+def test_failures_over_there_are_told() -> None:
+    failures_over_there_are_told(simple)
 
 
 def test_devices_that_do_not_exist(ask: Ask) -> None:
@@ -170,13 +156,7 @@ def test_batches_come_in_order_whoever_is_slow(slow: tuple[float, ...]) -> None:
 
 def test_samples_and_batches_travel_alone(ask: Ask, alone: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples are views of many more, batches of the rows to attack; tasks have the numbers of 4 rows."""
-    send, sizes = Worker.send, list[int]()
-
-    def weighed(worker: Worker, words: bytes) -> None:
-        sizes.append(len(words))
-        send(worker, words)
-
-    monkeypatch.setattr(Worker, "send", weighed)
+    sizes = weighed(monkeypatch)
     kept, orders = crew_module.parcel, list[int]()
 
     def noted(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from start_cases import same
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError, StateError
@@ -28,10 +29,6 @@ LAST = {k: v + 20 for k, v in PLAIN.items()}
 def stored(folder: Path, content: Any, name: str = "w.pt") -> Path:
     torch.save(content, folder / name)
     return folder / name
-
-
-def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
 
 
 def test_safetensors_and_torch_files_of_both_formats_give_the_same(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from interrupted import Ends
 from own_cases import METHODS, among_methods
+from start_cases import Told, same
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -21,7 +22,6 @@ import flatrock
 from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import sha256
-from flatrock.core.progress import Silent
 from flatrock.core.tensorfile import load
 from flatrock.engine.schedule import SCHEDULES
 from flatrock.recipes.load import load_recipe
@@ -46,10 +46,6 @@ def methods(tmp_path: Path) -> Iterator[Path]:
 
 def weights(run: str, name: str = "last") -> dict[str, Tensor]:
     return {k: v for k, v in load(Path(run) / f"{name}.safetensors")[0].items() if k.startswith("model/")}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 OWN = {
@@ -132,14 +128,6 @@ def test_adam_goes_on_bit_identically(methods: Path) -> None:
     assert same(weights("runs/whole"), weights("runs/parts"))
 
 
-class Hears(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 def test_a_run_knows_the_files_and_says_if_one_changed(methods: Path) -> None:
     how = {**SHORT, "objective": {"name": "mymethods:Trades"}, "folder": "runs/mine"}
     with pytest.raises(KeyboardInterrupt):
@@ -147,12 +135,12 @@ def test_a_run_knows_the_files_and_says_if_one_changed(methods: Path) -> None:
     info = json.loads(Path("runs/mine/run.json").read_text())
     assert info["provenance"]["own"] == {"mymethods.py": sha256(METHODS)}
     methods.write_text(METHODS + "\n# mended\n")
-    hears = Hears()
+    hears = Told()
     flatrock.train("digits_trades", **how, resume=True, progress=hears)
     assert [text for text in hears.said if "mymethods.py changed since the run was last at work" in text]
     info = json.loads(Path("runs/mine/run.json").read_text())
     assert info["resumed"][-1]["own"] == {"mymethods.py": sha256(METHODS + "\n# mended\n")}
-    hears = Hears()
+    hears = Told()
     flatrock.train("digits_trades", **how, resume=True, progress=hears)
     assert not [text for text in hears.said if "changed" in text]
     with pytest.raises(KeyboardInterrupt):
@@ -175,10 +163,10 @@ def test_of_several_devices_the_caller_says_it(methods: Path, capfd: pytest.Capt
     with pytest.raises(KeyboardInterrupt):
         flatrock.train("digits_trades", **how, overwrite=True, progress=Ends(4, KeyboardInterrupt))
     methods.write_text(METHODS)
-    hears = Hears()
+    hears = Told()
     flatrock.train("digits_trades", **how, resume=True, progress=hears)
     assert sum("mymethods.py changed since" in text for text in hears.said) == 1
-    hears = Hears()
+    hears = Told()
     flatrock.train("digits_trades", **how, resume=True, progress=hears)
     assert not [text for text in hears.said if "changed" in text]
 
@@ -231,7 +219,7 @@ def test_a_run_is_loaded_without_the_methods_it_was_trained_with(methods: Path) 
 
 def test_a_run_is_evaluated_without_them(methods: Path) -> None:
     trained_elsewhere(methods)
-    hears = Hears()
+    hears = Told()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = evaluate_run("runs/mine", attacks=["pgd-2"], limit=20, progress=hears)
@@ -260,7 +248,7 @@ def test_commands_say_it_once_as_a_line(methods: Path, command: str) -> None:
     flatrock.train("digits_at", **SHORT, folder="runs/plain")
     trained_elsewhere(methods)
     for seed in (0, 1):  # several results of one run
-        store_result("runs/mine", evaluate_run("runs/mine", attacks=["pgd-1"], limit=20, seed=seed, progress=Hears()))
+        store_result("runs/mine", evaluate_run("runs/mine", attacks=["pgd-1"], limit=20, seed=seed, progress=Told()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         done = CliRunner().invoke(app, command.split())

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from start_cases import Told
 from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError, DataError
-from flatrock.core.progress import Silent
 from flatrock.core.records import Result
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
@@ -93,22 +93,12 @@ def test_who_evaluates_an_unfinished_run_is_told(run_folder: Path) -> None:
     run = train(build_job(load_recipe("digits_at", {**TWENTY_STEPS, "train.epochs": 2}), folder=run_folder))
     assert "unfinished" not in evaluate_run(run, attacks=["fgsm"], limit=50).provenance
     RunFolder(run_folder).write_info(status="running")
-    said = Listener()
+    said = Told()
     result = evaluate_run(run_folder, attacks=["fgsm"], limit=50, progress=said)
     assert result.provenance["unfinished"] == "2 of 2 epochs"
-    assert said.lines == [
+    assert said.said == [
         "the run is not finished (2 of 2 epochs; its process is gone): this is best.safetensors as it is now"
     ]
-
-
-class Listener(Silent):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def test_selection_on_the_test_split_marks_the_result(splits: list[str], run_folder: Path) -> None:

@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_cases import wide as flatrock
 from results_cases import fake_result, fake_run
-from typer.testing import CliRunner
-
-from flatrock.cli.main import app
 
 AT, TRADES = {"clean": 81.0, "pgd-20": 50.0}, {"clean": 80.0, "pgd-20": 52.1}
 PGD = {"kind": "GradientAttack", "steps": 5, "step_size": 2 / 255}
-
-
-def flatrock(*words: object) -> Any:
-    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
 
 
 def asked(run: Path, name: str, percents: dict[str, float], *, which: str = "best", **changes: Any) -> Path:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from command_cases import flatrock
 from results_cases import fake_run
-from typer.testing import CliRunner
 
-from flatrock.cli.main import app
 from flatrock.core.provenance import NO_COMMIT
 from flatrock.core.records import read_result
 from flatrock.engine.folder import RunFolder
@@ -21,10 +19,6 @@ from flatrock.reports.papers import read_papers
 from flatrock.reports.remarks import told_once
 
 FOUND = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
-
-
-def flatrock(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, [str(w) for w in words])
 
 
 def reported(folder: Path, *runs: Path) -> tuple[str, str]:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from command_cases import flatrock
 from results_cases import fake_run
-from typer.testing import CliRunner
 
-from flatrock.cli.main import app
 from flatrock.core.errors import ConfigError
 from flatrock.core.gaps import Gap
 from flatrock.core.rows import read_rows
@@ -24,10 +23,6 @@ from flatrock.workflows.results import collect_run, protocol
 ROOT = Path(__file__).parents[2]
 TRADES = {"clean": 80.0, "pgd-20": 51.0, "cw-20": 49.0, "autoattack": 48.0}
 AWP = {"clean": 79.0, "pgd-20": 53.2, "cw-20": 49.1, "autoattack": 50.1}
-
-
-def flatrock(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, [str(w) for w in words])
 
 
 def page_of(folder: Path, *runs: Path) -> str:

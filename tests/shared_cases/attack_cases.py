@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from flatrock.attacks.boundary import FastAdaptiveBoundary, TargetedBoundary
 from flatrock.attacks.catalog import ATTACKS
+from flatrock.attacks.nearest import Reached, seeker
+from flatrock.attacks.rays import follow_rays
 from flatrock.core.rng import SampleGen, Seed
+from flatrock.core.threat import Threat
 
 Make = Callable[..., Any]
 Row = tuple[str, dict[str, Any]]
@@ -146,6 +150,29 @@ class Recorder(nn.Module):
 
 def gen_for(x: Tensor, seed: int = 0) -> SampleGen:
     return Seed(seed).child("test").samples(torch.arange(len(x)))
+
+
+def minimal(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, by: FastAdaptiveBoundary | None = None
+) -> Reached:
+    """How far the nearest points lie that FAB (FAB-T) finds, as an evaluation asks it."""
+    seek = seeker(by or TargetedBoundary(), threat)
+    assert seek is not None
+    return seek(model, x, y, threat, gen_for(x))
+
+
+class Nearest(NamedTuple):
+    """What RayS finds: how far in Linf, where, and after how many queries."""
+
+    distances: Tensor
+    points: Tensor
+    queries: Tensor
+
+
+def rays_distance(model: nn.Module, x: Tensor, y: Tensor, *, queries: int, tolerance: float = 1e-3) -> Nearest:
+    with torch.no_grad():
+        points, _, used = follow_rays(model, x, y, queries=queries, tolerance=tolerance)
+    return Nearest((points - x).flatten(1).abs().amax(1), points, used)
 
 
 def wrong(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

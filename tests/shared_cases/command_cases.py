@@ -11,8 +11,13 @@ from flatrock.cli.main import app
 from flatrock.core.records import Result
 
 
-def flatrock(*words: str | Path) -> Done:
-    return CliRunner().invoke(app, [str(w) for w in words])
+def flatrock(*words: object) -> Done:
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def wide(*words: object) -> Done:
+    """The command where lines have room for 200 letters."""
+    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
 
 
 def stored(done: Done) -> Path:

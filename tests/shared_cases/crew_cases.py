@@ -12,9 +12,11 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from flatrock.core.errors import ModelError, StateError
 from flatrock.core.workers import Work, Worker, Workers
 
 CPU = torch.device("cpu")
@@ -72,6 +74,32 @@ class Dying(Linear):
         if parent_process() is not None:
             os._exit(3)
         return super().forward(x)
+
+
+def failures_over_there_are_told(ask: Callable[[nn.Module], object]) -> None:
+    """Whatever other processes are asked to do with a network."""
+    with pytest.raises(ModelError, match=r"on cpu: .*no such luck"):
+        ask(Failing())
+    with pytest.raises(
+        StateError, match=r"the process on cpu has ended \(exit code 3\)\. What is .*go on with --resume"
+    ):
+        ask(Dying())
+    model = Linear()
+    model.forward = lambda x: 2 * model.layer(x)  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match=r"cannot be sent to other processes.*name one device"):
+        ask(model)
+
+
+def weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of all that is sent to workers from now on."""
+    send, sizes = Worker.send, list[int]()
+
+    def weigh(worker: Worker, words: bytes) -> None:
+        sizes.append(len(words))
+        send(worker, words)
+
+    monkeypatch.setattr(Worker, "send", weigh)
+    return sizes
 
 
 @contextmanager

@@ -12,22 +12,14 @@ import pytest
 import yaml
 from command_cases import flatrock, refusal
 from interrupted import Ends
+from start_cases import Told
 
 import flatrock as library
-from flatrock.core.progress import Silent
 from flatrock.workflows.results import collect_run
 
 KEYS: dict[str, Any] = {"train__epochs": 2, "data__limit": 200, "select__size": 20, "evaluate__attacks": ["pgd-2"]}
 # None of them is in the hash of a recipe.
 FREE = ("engine.precision=bfloat16", "name=foo", "train.save_seconds=5", "train.keep.every=1", "train.tensorboard=true")
-
-
-class Ears(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +153,6 @@ def test_processes_that_train_together_tell_it_once(tmp_path: Path) -> None:
     how: dict[str, Any] = {**KEYS, "train__epochs": 6, "folder": tmp_path / "run", "device": ["cpu", "cpu"]}
     with pytest.raises(KeyboardInterrupt):
         library.train("digits_standard", progress=Ends(7, KeyboardInterrupt), **how)
-    ears = Ears()
+    ears = Told()
     library.train("digits_standard", resume=True, progress=ears, engine__precision="bfloat16", **how)
     assert sum("continues in bfloat16, began in float32" in text for text in ears.said) == 1

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_cases import read_again, stored
-from typer.testing import CliRunner, Result
+from command_cases import flatrock, read_again, stored
 
-from flatrock.cli.main import app
 from flatrock.cli.shared import beside
 from flatrock.core.errors import ConfigError, DataError, StateError
 from flatrock.diagnostics.surface import Landscape
@@ -54,10 +52,6 @@ def test_checkpoints_that_are_not_there(run: Path, tmp_path: Path) -> None:
     (short / "epoch-0001.safetensors").write_bytes((run / "epoch-0001.safetensors").read_bytes())
     with pytest.raises(StateError, match="belongs to another run"):
         checkpoints(short, ["epoch-1"])
-
-
-def flatrock(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(w) for w in words])
 
 
 FEW = ("--points", "3", "--images", "20", "--attack", "pgd-2", "--device", "cpu")

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 from command_cases import flatrock, refusal
-from crew_cases import Dying, Failing, Linear
+from crew_cases import Linear, failures_over_there_are_told, weighed
 from interrupted import Ends
 from torch import nn
 
-from flatrock.core.errors import ConfigError, ModelError, StateError
+from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Silent
 from flatrock.core.rng import Seed
 from flatrock.core.threat import Linf
-from flatrock.core.workers import Worker
 from flatrock.diagnostics.grid import Axis
 from flatrock.diagnostics.ledger import Ledger
 from flatrock.diagnostics.probe import Probe
@@ -82,18 +81,6 @@ def walked(model: nn.Module, *, devices: int = 2, samples: int = 8) -> Ledger:
     return ledger
 
 
-def weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of all that is sent to workers from now on."""
-    send, sizes = Worker.send, list[int]()
-
-    def weigh(worker: Worker, words: bytes) -> None:
-        sizes.append(len(words))
-        send(worker, words)
-
-    monkeypatch.setattr(Worker, "send", weigh)
-    return sizes
-
-
 def test_samples_travel_alone_and_the_network_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, model = weighed(monkeypatch), Linear()
     before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
@@ -114,14 +101,7 @@ def test_more_devices_than_points_are_not_begun(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_failures_over_there_are_told() -> None:
-    with pytest.raises(ModelError, match=r"on cpu: .*no such luck"):
-        walked(Failing())
-    with pytest.raises(StateError, match=r"the process on cpu has ended \(exit code 3\).*go on with --resume"):
-        walked(Dying())
-    model = Linear()
-    model.forward = lambda x: 2 * model.layer(x)  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match=r"cannot be sent to other processes.*name one device"):
-        walked(model)
+    failures_over_there_are_told(walked)
 
 
 def test_devices_that_cannot_share_it_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from command_cases import flatrock
 from results_cases import CERTIFICATE, N, fake_result, fake_run, standing
 from scipy.stats import norm
 from scipy.stats import t as student
-from typer.testing import CliRunner
 
-from flatrock.cli.main import app
 from flatrock.core import rows as module
 from flatrock.core.errors import StateError
 from flatrock.core.files import sha256
@@ -32,10 +31,6 @@ from flatrock.workflows.results import collect_run, protocol
 
 NAME = "cifar10_short_trades_awp"
 FOUND = {"clean": 80.0, "pgd-20": 53.0, "cw-20": 50.5, "autoattack": 49.0}
-
-
-def flatrock(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, [str(w) for w in words])
 
 
 def same(a: Row, b: Row) -> bool:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_cases import flatrock
 from results_cases import N, fake_result, fake_run, standing
-from typer.testing import CliRunner
 
-from flatrock.cli.main import app
 from flatrock.core.records import Finding, Result
 from flatrock.core.rows import read_rows
 from flatrock.engine.folder import RunFolder
@@ -23,10 +22,6 @@ from flatrock.workflows.status import standing as standing_of
 
 NAME = "cifar10_short_trades"
 FOUND = {"clean": 80.0, "pgd-20": 53.0, "autoattack": 49.0}
-
-
-def flatrock(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, [str(w) for w in words])
 
 
 def lines(file: Path) -> list[dict[str, str]]:

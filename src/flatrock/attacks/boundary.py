@@ -1,4 +1,4 @@
-"""The configured boundary attacks FAB and FAB-T, and the smallest perturbation they find."""
+"""The configured boundary attacks FAB and FAB-T."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, class_indices
 from flatrock.attacks.fab import Found, fab, nothing_found
 from flatrock.attacks.pgd import classified_right
-from flatrock.core.borrow import borrowed, full_precision
 from flatrock.core.errors import ConfigError
 from flatrock.core.options import count
-from flatrock.core.rng import SampleGen, Seed
+from flatrock.core.rng import SampleGen
 from flatrock.core.threat import L2, TINY, Threat, rows
 
 
@@ -143,20 +141,3 @@ class TargetedBoundary(FastAdaptiveBoundary):
 
     def _at_once(self, samples: int) -> int:
         return max(1, self.rows // samples)
-
-
-def minimal(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, by: FastAdaptiveBoundary | None = None, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """How far the nearest adversarial point found lies: points like x, distances [n] in the threat's norm.
-
-    0 and x itself where the model is wrong already, inf and x where nothing was found. `by` is a configured `fab` or
-    `fab-t` (the default). The radius of the threat limits nothing here; it only scales random restarts.
-    """
-    y = class_indices(y)
-    x = check_inputs(x, y, threat)
-    check_model(model, x)
-    gen = Seed(seed).child("minimal").samples(torch.arange(x.shape[0], device=x.device))
-    with borrowed(model, x.device), full_precision(x.device):
-        found = (by or TargetedBoundary()).search(FirstChecked(model, x, y), x, y, threat, gen)
-    return found.points.clone(), found.distance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,11 @@ from flatrock.attacks.losses import cross_entropy, kl, label_loss, need_classes,
 from flatrock.attacks.pgd import BOXES, STARTS, Aim, pgd, start_point
 from flatrock.attacks.written import Written, is_ours
 from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import is_finite, is_number
 from flatrock.core.registry import unknown
 from flatrock.core.rng import SampleGen
 from flatrock.core.threat import Threat
 from flatrock.core.types import Attack
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,9 @@ class GradientAttack:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 faults.append(f"{name} must be a whole number >= {least}, got {value!r}")
-        if not (self.step_size is None or (_is_number(self.step_size) and 0 < self.step_size <= 1)):
+        if not (self.step_size is None or (is_number(self.step_size) and 0 < self.step_size <= 1)):
             faults.append(f"step_size must lie in (0, 1] (pixel units), got {self.step_size!r}; write 2/255, not 2")
-        if not (_is_number(self.noise) and math.isfinite(self.noise)):
+        if not is_finite(self.noise):
             faults.append(f"noise must be a number (pixel units), got {self.noise!r}")
         if self.loss == "kl" and self.start == "zero":
             faults.append("loss 'kl' has zero gradient at the clean input; use start 'gaussian' or 'uniform'")

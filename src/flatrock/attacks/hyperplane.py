@@ -18,16 +18,12 @@ from torch import Tensor
 from flatrock.core.threat import L2
 
 
-def project(points: Tensor, w: Tensor, b: Tensor, norm: str) -> Tensor:
+def close_gap(points: Tensor, w: Tensor, gap: Tensor, norm: str) -> Tensor:
     """d of least norm with <w_i, x_i + d_i> = b_i and x_i + d_i in the box, for every row; `norm` is 'linf' or 'l2'.
 
-    points and w are [n, D], b is [n]. Where the plane misses the box, d leads to the corner nearest to it.
+    points and w are [n, D]. The plane is given by gap [n] = <w, x> - b: exact where b itself would drown a small gap.
+    Where it misses the box, d leads to the corner nearest to it.
     """
-    return close_gap(points, w, (w * points).sum(1) - b, norm)
-
-
-def close_gap(points: Tensor, w: Tensor, gap: Tensor, norm: str) -> Tensor:
-    """As `project`, with the plane given by gap = <w, x> - b: exact where b itself would drown a small gap."""
     scale = w.abs().amax(1).clamp_min(torch.finfo(w.dtype).tiny)  # so that squares neither vanish nor overflow
     w, gap = w / scale[:, None], gap / scale
     size = w.abs()

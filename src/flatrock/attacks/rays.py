@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from flatrock.attacks.craft import FirstChecked, check_inputs, check_model, class_indices
 from flatrock.attacks.pgd import classified_right, safely_broken
-from flatrock.core.borrow import borrowed
 from flatrock.core.errors import ConfigError
 from flatrock.core.options import count, weight
 from flatrock.core.rng import SampleGen
@@ -32,14 +30,6 @@ from flatrock.core.types import Model
 BLOCK = 32
 # A binary search in float64 ends above this width, whatever tolerance is asked for.
 FINEST = 1e-12
-
-
-class Nearest(NamedTuple):
-    """Linf distance to the nearest label change found, that point, and the queries used; one row per sample."""
-
-    distances: Tensor
-    points: Tensor
-    queries: Tensor
 
 
 @dataclass(frozen=True)
@@ -170,32 +160,13 @@ def follow_rays(
     return found[0].reshape(x.shape), found[1], found[2]
 
 
-def rays_distance(model: nn.Module, x: Tensor, y: Tensor, *, queries: int = 10000, tolerance: float = 1e-3) -> Nearest:
-    """How far, in Linf, RayS has to go to change each label; the model is given back untouched.
-
-    The mean of the distances is ADBD, the average decision boundary distance; a sample is robust at eps if its
-    distance exceeds eps. Wrong inputs have distance 0. A sample no ray breaks has the distance of the corner of ones,
-    as in the official code.
-    """
-    RayS(queries=queries, tolerance=tolerance)
-    y = class_indices(y)
-    x = check_inputs(x, y, Linf(1.0))
-    if x.shape[0] == 0:
-        return Nearest(x.new_zeros(0), x.clone(), torch.zeros_like(y))
-    check_model(model, x)
-    with borrowed(model, x.device), torch.no_grad():
-        points, _, used = follow_rays(FirstChecked(model, x, y), x, y, queries=queries, tolerance=tolerance)
-    return Nearest((points - x).flatten(1).abs().amax(1), points, used)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RayS:
     """The nearest label change along rays to corners of the box, from labels alone; x itself if it is beyond eps.
 
     queries: labels asked for, that of the clean input included. tolerance: where binary searches stop, in units of
     the L2 radius: tolerance / sqrt(D) in Linf. Points lie that close to the decision boundary; with early_stop a
-    sample leaves at the first one in the ball that breaks it safely (all that logits are looked at for). Linf only;
-    `rays_distance` gives the distances.
+    sample leaves at the first one in the ball that breaks it safely (all that logits are looked at for). Linf only.
     """
 
     queries: int = 10000

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
+from flatrock.cli.evaluate import Source
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import check_out, numeric
+from flatrock.cli.shared import DataDir, check_out, numeric
 from flatrock.core.device import named_devices
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.smoothing import Smoothing
@@ -17,9 +17,6 @@ from flatrock.reports.certified import certified_table, draw_certified
 from flatrock.workflows.certify import certify_run
 from flatrock.workflows.foreign_model import ForeignModel
 
-Source = Annotated[
-    Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")
-]
 Sigma = Annotated[str, typer.Option(help="deviation of the noise, in pixel units of [0, 1], e.g. 0.25")]
 N0 = Annotated[int, typer.Option("--n0", help="votes that choose the class")]
 N = Annotated[int, typer.Option("--n", help="fresh votes that bound its probability")]
@@ -32,7 +29,6 @@ Which = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="only so many test samples")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="noisy copies at a time; halved where memory is short")]
-DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted certification")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda; all, or such as cuda:0,cuda:1, to share the samples")]
 Seed = Annotated[int, typer.Option(help="seed of the noise")]

@@ -11,7 +11,8 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.drawn_again import check_drawn_again
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
-from flatrock.cli.shared import beside, check_out, named, numeric, one_device, words
+from flatrock.cli.landscape import Resume, Which
+from flatrock.cli.shared import DataDir, beside, check_out, named, numeric, one_device, words
 from flatrock.core.errors import StateError
 from flatrock.diagnostics.curvature import Settings
 from flatrock.diagnostics.curvature_record import CurvatureRecord
@@ -35,10 +36,6 @@ Sources = Annotated[
     list[Path] | None,
     typer.Argument(metavar="RUN...", help="run folders, checkpoints, or .json records measured before"),
 ]
-Which = Annotated[
-    str,
-    typer.Option(help="comma-separated: auto, best, last, epoch-10; kept = every epoch kept; the entry of --weights"),
-]
 On = Annotated[str, typer.Option(help="train, held_out or test samples")]
 Images = Annotated[int, typer.Option(help="how many samples, equally many of each class")]
 AttackName = Annotated[
@@ -58,11 +55,9 @@ Sigma0 = Annotated[str, typer.Option(help="deviation of the prior of PAC-Bayes")
 Beta = Annotated[str | None, typer.Option(help="its temperature; the number of training samples")]
 Precision = Annotated[str, typer.Option(help="single or double")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="samples at a time; halved where memory is short")]
-DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Out = Annotated[
     Path | None, typer.Option(help="figures are OUT-spectrum.png and OUT-layers.png; default: by the run, or here")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="go on with an interrupted measurement; reuse finished ones")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 Seed = Annotated[int, typer.Option(help="seed of random vectors and of the attack's random numbers")]
 

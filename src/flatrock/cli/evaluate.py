@@ -12,7 +12,7 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.evaluated import Shown, called, draw, narrow, store
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import check_csv, check_out, radii_of, seeds_of, words
+from flatrock.cli.shared import DataDir, check_csv, check_out, radii_of, seeds_of, words
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
@@ -51,7 +51,6 @@ Eps = Annotated[
 Limit = Annotated[int | None, typer.Option(min=1, help="only so many test samples, equally many of each class")]
 First = Annotated[bool, typer.Option("--first", help="with --limit: the first so many of the test set instead")]
 BatchSize = Annotated[int | None, typer.Option(min=1)]
-DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half, full")]
 Votes = Annotated[int, typer.Option(help="for models that answer at random: the majority of so many answers decides")]
 Doubt = Annotated[bool, typer.Option(help="look for reasons not to believe the number")]

@@ -12,7 +12,7 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.drawn_again import check_drawn_again
 from flatrock.cli.foreign import Data, Eps, Model, Norm, Normalize, NumClasses, Weights, any_given, check_sources
-from flatrock.cli.shared import beside, check_out, named, numeric, words
+from flatrock.cli.shared import DataDir, beside, check_out, named, numeric, words
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.progress import Progress, Silent
@@ -56,7 +56,6 @@ Radius = Annotated[
 ]
 Precision = Annotated[str, typer.Option(help="attacks craft in: auto (half on a GPU), half (bfloat16), full")]
 BatchSize = Annotated[int | None, typer.Option(min=1)]
-DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Out = Annotated[
     Path | None, typer.Option(help="figures are OUT.png, OUT.svg and OUT.html; default: by the run, or here")
 ]

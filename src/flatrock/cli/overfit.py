@@ -10,15 +10,8 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
-from flatrock.cli.landscape import (
-    AttackName,
-    BatchSize,
-    DataDir,
-    Device,
-    Precision,
-    Seed,
-)
-from flatrock.cli.shared import beside, check_out, named, no_run, numeric, one_device, without_others, words
+from flatrock.cli.landscape import AttackName, BatchSize, Device, Precision, Seed
+from flatrock.cli.shared import DataDir, beside, check_out, named, no_run, numeric, one_device, without_others, words
 from flatrock.core.files import json_text, write_atomic
 from flatrock.core.provenance import birth_certificate
 from flatrock.diagnostics.overfit import Study

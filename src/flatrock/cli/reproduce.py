@@ -16,7 +16,7 @@ from flatrock.cli.console import TerminalProgress, errors, friendly, human, say,
 from flatrock.cli.evaluated import draw_plans, tell_findings
 from flatrock.cli.reproduce_table import Prepared, prepare
 from flatrock.cli.results import tell_changes, tell_expected
-from flatrock.cli.shared import FAILED, UNFINISHED, seeds_of
+from flatrock.cli.shared import FAILED, UNFINISHED, DataDir, seeds_of
 from flatrock.cli.train import tell_run
 from flatrock.core.device import each_device, named_devices, pick_device
 from flatrock.core.progress import clock
@@ -54,7 +54,6 @@ Figures = Annotated[
     Path | None, typer.Option("--papers", help="the papers' figures; default as `flatrock report` has it")
 ]
 Seeds = Annotated[str | None, typer.Option(help="such as 0,1,2 or 0-4: a row each, in <run folder>-seed<N>")]
-DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 Download = Annotated[bool, typer.Option("--download", help="fetch missing data")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda; all, or cuda:0,cuda:1: they share the work")]
 Limit = Annotated[

@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
+import typer
 
 from flatrock.cli.console import say
 from flatrock.core.device import pick_device
@@ -23,6 +24,7 @@ from flatrock.workflows.foreign_model import out_faults
 
 T = TypeVar("T")
 P = TypeVar("P", str, Path)
+DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
 # How the pages of commands begin, below their title.
 PAGE = "Written by `flatrock "
 # Exit codes of commands that make many things: some failed; all went well, but some were left for the next time.

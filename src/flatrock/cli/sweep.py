@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from flatrock.cli.console import TerminalProgress, errors, friendly, human, say, show
-from flatrock.cli.reproduce import DataDir, Device, Download, DryRun, Limit
+from flatrock.cli.reproduce import Device, Download, DryRun, Limit
 from flatrock.cli.reproduce import Told as ToldOfRows
-from flatrock.cli.shared import FAILED, UNFINISHED, check_csv, check_out, seeds_of
+from flatrock.cli.shared import FAILED, UNFINISHED, DataDir, check_csv, check_out, seeds_of
 from flatrock.core.device import Devices, each_device, named_devices, pick_device
 from flatrock.core.errors import ConfigError
 from flatrock.core.provenance import device_name

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from flatrock.core.errors import ConfigError
 
@@ -14,9 +14,19 @@ _FLOAT = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _NUMBER = re.compile(rf"\s*({_FLOAT})\s*(?:/\s*({_FLOAT})\s*)?")
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number of Python's, and not True or False."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether this is a number, and neither NaN nor infinite."""
+    return is_number(value) and math.isfinite(value)
+
+
 def number(value: Any) -> float:
     """A finite number from a number or from text such as '8/255' or '5e-4'."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         result = float(value) if abs(value) <= sys.float_info.max else math.inf
     elif isinstance(value, str) and (match := _NUMBER.fullmatch(value)):
         bottom = float(match[2]) if match[2] else 1.0

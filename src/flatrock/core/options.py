@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import is_finite
 from flatrock.core.registry import unknown
 
 
 def weight(owner: str, name: str, value: float) -> None:
     """A loss weight is a finite number >= 0."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    if not good:
+    if not (is_finite(value) and value >= 0):
         raise ConfigError(f"{owner} {name} must be a number >= 0, got {value!r}")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import is_finite
 
 # More than this many points is a slip of the finger: a surface would have a million.
 MOST = 1001
@@ -23,8 +23,7 @@ class Axis:
         faults = []
         if isinstance(points, bool) or not isinstance(points, int) or not 3 <= points <= MOST or points % 2 == 0:
             faults.append(f"points must be an odd number from 3 to {MOST}, so that 0 is one of them, got {points!r}")
-        number = isinstance(span, int | float) and not isinstance(span, bool)
-        if not number or not (math.isfinite(span) and span > 0):
+        if not (is_finite(span) and span > 0):
             faults.append(f"span must be a number above 0, got {span!r}")
         if faults:
             raise ConfigError("the grid of a landscape:", tuple(faults))

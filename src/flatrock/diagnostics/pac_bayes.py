@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import is_finite
 from flatrock.diagnostics.estimate import Estimate, real
 
 # Scales beyond this, or below its inverse, overflow where they are squared.
@@ -85,8 +86,7 @@ def pac_bayes(
 def check_scales(**scales: float) -> None:
     """sigma0 and beta are numbers > 0 whose squares and inverses are numbers, too; else ConfigError."""
     for name, value in scales.items():
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-        if not good:
+        if not (is_finite(value) and value > 0):
             raise ConfigError(f"PAC-Bayes {name} must be a number > 0, got {value!r}")
         if not 1 / EXTREME <= value <= EXTREME:
             raise ConfigError(f"PAC-Bayes {name} must lie between {1 / EXTREME:g} and {EXTREME:g}, got {value!r}")

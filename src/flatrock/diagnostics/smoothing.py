@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from flatrock.core.device import memory_is_short
 from flatrock.core.errors import ConfigError
+from flatrock.core.numbers import is_finite
 from flatrock.core.options import noise_fault
 from flatrock.core.rng import Seed
+from flatrock.diagnostics.probe import fitting
 
 # What PREDICT and CERTIFY answer when the votes prove nothing.
 ABSTAIN = -1
@@ -73,7 +75,7 @@ class Smoothing:
 
     def __post_init__(self) -> None:
         faults = []
-        if not (_is_number(self.sigma) and self.sigma > 0):
+        if not (is_finite(self.sigma) and self.sigma > 0):
             faults.append(
                 f"sigma must be a number > 0, got {self.sigma!r}; it is the deviation of the noise in pixel units of "
                 "[0, 1]: write 0.25, not 64"
@@ -84,7 +86,7 @@ class Smoothing:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 faults.append(f"{name} must be a whole number >= 1, got {value!r}; usual are n0 100 and n 100000")
-        if not (_is_number(self.alpha) and 0 < self.alpha < 1):
+        if not (is_finite(self.alpha) and 0 < self.alpha < 1):
             faults.append(
                 f"alpha must lie strictly between 0 and 1, got {self.alpha!r}; it is the probability that a "
                 "certificate is wrong, usually 0.001"
@@ -121,7 +123,7 @@ class Smoothing:
     def check_radius(self, radius: float, what: str = "") -> None:
         """Refuse a radius that these numbers could not certify even if all votes agreed; the error says what could."""
         named = what or f"radius {radius:g}"
-        if not (_is_number(radius) and radius >= 0):
+        if not (is_finite(radius) and radius >= 0):
             raise ConfigError(f"a radius is a number >= 0, got {radius!r}")
         if radius < self.largest_radius:
             return
@@ -131,10 +133,6 @@ class Smoothing:
             f"{named} is out of reach: with n {self.n}, alpha {self.alpha:g} and sigma {self.sigma:g} the largest "
             f"radius is {self.largest_radius:.5f}, if all votes agree; {cure}"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def noise(like: Tensor, first: int, count: int, seed: Seed) -> Tensor:
@@ -164,39 +162,20 @@ class Voter:
         """
         counts, done = torch.zeros((), dtype=torch.int64), 0
         while done < n:
-            found = self._fitting(x, done, n, seed)
-            counts = counts + found.votes
-            done += found.draws
-            progress(found.draws)
+            size = min(self.batch_size, n - done)
+            found, draws = fitting(partial(self._batch, x, done, seed), size)
+            if draws < size:  # from then on
+                self.batch_size = draws
+            counts = counts + found
+            done += draws
+            progress(draws)
         return counts
 
-    def _fitting(self, x: Tensor, first: int, last: int, seed: Seed) -> _Counted:
-        """The next batch of draws; where memory is short half of it, from then on."""
-        while True:
-            count = min(self.batch_size, last - first)
-            try:
-                return _Counted(self._batch(x, first, count, seed), count)
-            except RuntimeError as error:
-                if count == 1 or not memory_is_short(error):
-                    raise
-            # Outside the handler: what the failed pass had allocated is free by now.
-            self.batch_size = count // 2
-            if x.is_cuda:
-                torch.cuda.empty_cache()
-
-    def _batch(self, x: Tensor, first: int, count: int, seed: Seed) -> Tensor:
+    def _batch(self, x: Tensor, first: int, seed: Seed, count: int) -> Tensor:
         with torch.no_grad():
             logits: Tensor = self.model(x + self.sigma * noise(x, first, count, seed))
             answers = logits.argmax(1)[torch.isfinite(logits).all(1)]
             return torch.bincount(answers, minlength=logits.shape[1]).cpu()
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """Votes by class of some draws."""
-
-    votes: Tensor
-    draws: int
 
 
 class Smoothed(nn.Module):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from flatrock.core.errors import StateError
 from flatrock.core.files import json_text
+from flatrock.core.numbers import is_finite
 
 SCHEMA = "flatrock.landscape/1"
 # Dimensions of the surface behind each kind.
@@ -191,11 +192,11 @@ def _check_parts(d: Mapping[str, Any]) -> None:
     axis = d["axis"]
     if (
         not isinstance(axis, list)
-        or not all(_is_number(a) for a in axis)
+        or not all(is_finite(a) for a in axis)
         or any(a != -b for a, b in zip(axis, axis[::-1], strict=True))
     ):
         raise ValueError(f"axis must be numbers on both sides of 0, got {axis!r}")
-    if not isinstance(d["threat"]["norm"], str) or not _is_number(d["threat"]["eps"]):
+    if not isinstance(d["threat"]["norm"], str) or not is_finite(d["threat"]["eps"]):
         raise ValueError(f"threat must have a norm and a number eps, got {d['threat']!r}")
     about = (*(OF_MODEL if "model" in d["provenance"] else OF_RUN), *CERTIFIED)
     needed = {"values": NEEDED.get(d["kind"], ()), "provenance": about, "identity": ("data",)}
@@ -204,10 +205,6 @@ def _check_parts(d: Mapping[str, Any]) -> None:
             raise ValueError(f"its {part} lack {', '.join(missing)}")
     if d["kind"] == "input" and len([(s["id"], s["class"]) for s in d["samples"]]) != len(d["values"]["loss"]):
         raise ValueError(f"{len(d['samples'])} samples for {len(d['values']['loss'])} surfaces")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def plain(array: Array) -> list[Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatrock.core.errors import ConfigError, TrainingError, shown
+from flatrock.core.numbers import is_finite, is_number
 from flatrock.core.own import Own
 from flatrock.core.registry import Registry, unknown
 
@@ -25,10 +26,6 @@ def time_at(step: int, steps_per_epoch: int, clock: str) -> float:
     if clock == "step":
         return (step + 1) / steps_per_epoch
     return step // steps_per_epoch + (1 if clock == "epoch_from_1" else 0)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class Schedule:
         if self.clock not in CLOCKS:
             raise ConfigError(unknown("clock", self.clock, CLOCKS))
         for name, value in vars(self).items():
-            if name not in ("clock", "milestones", "function", "options") and not _is_number(value):
+            if name not in ("clock", "milestones", "function", "options") and not is_number(value):
                 raise ConfigError(f"{name} must be a number, got {value!r}")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"lr must be a number >= 0, got {self.lr!r}")
@@ -56,7 +53,7 @@ class Schedule:
         """Learning rate of the update number `step` (from 0)."""
         t = time_at(step, steps_per_epoch, self.clock)
         rate = self.rate(t)
-        if not (_is_number(rate) and math.isfinite(rate) and rate >= 0):
+        if not (is_finite(rate) and rate >= 0):
             raise TrainingError(f"the schedule gives the rate {shown(rate)} at time {t:g}; it must be a number >= 0")
         return rate
 
@@ -80,7 +77,7 @@ class Piecewise(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         listed = isinstance(self.milestones, list | tuple)
-        if not listed or not all(_is_number(m) and abs(m) < math.inf for m in self.milestones):
+        if not listed or not all(is_number(m) and abs(m) < math.inf for m in self.milestones):
             raise ConfigError(f"milestones must be numbers, got {self.milestones!r}; write a list such as [100, 150]")
         rising = all(a < b for a, b in zip(self.milestones, self.milestones[1:], strict=False))
         if not rising or any(m < 0 for m in self.milestones):

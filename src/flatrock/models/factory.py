@@ -48,9 +48,9 @@ def find_factory(text: str, given: Collection[str] = (), *, key: str = "") -> Ca
     return found  # type: ignore[no-any-return]
 
 
-def make_network(text: str, *, seed: int = 0, **options: Any) -> nn.Module:
-    """What the factory makes with these options; torch's random state is left as it was."""
-    return _made(find_factory(text, options), text, seed, options)
+def make_network(text: str) -> nn.Module:
+    """What the factory makes; torch's random state is left as it was."""
+    return _made(find_factory(text), text, 0, {})
 
 
 def _made(factory: Callable[..., Any], text: str, seed: int, options: Mapping[str, Any]) -> nn.Module:

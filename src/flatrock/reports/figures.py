@@ -70,8 +70,8 @@ def _draw(name: str, run: Run, colour: str, loss: Axes, accuracy: Axes, gap: Axe
     _accuracies(accuracy, run.records, prefix, **style)
     best = run.best_average if prefix else run.best
     if best is not None:
-        _line(accuracy, _points((best,), f"{prefix}robust", 100), marker="o", markersize=5, **style)
-    _line(gap, _points(run.records, "gap", 100), **style)
+        _line(accuracy, _points((best,), f"{prefix}robust"), marker="o", markersize=5, **style)
+    _line(gap, _points(run.records, "gap"), **style)
 
 
 def _averages(run: Run) -> bool:
@@ -79,12 +79,12 @@ def _averages(run: Run) -> bool:
 
 
 def _accuracies(axes: Axes, records: tuple[EpochRecord, ...], prefix: str, **style: Any) -> None:
-    _line(axes, _points(records, f"{prefix}clean", 100), linestyle="--", **style)
-    _line(axes, _points(records, f"{prefix}robust", 100), **style)
+    _line(axes, _points(records, f"{prefix}clean"), linestyle="--", **style)
+    _line(axes, _points(records, f"{prefix}robust"), **style)
 
 
-def _points(records: tuple[EpochRecord, ...], name: str, scale: float) -> list[tuple[int, float]]:
-    return [(r.epoch, scale * getattr(r, name)) for r in records if getattr(r, name) is not None]
+def _points(records: tuple[EpochRecord, ...], name: str) -> list[tuple[int, float]]:
+    return [(r.epoch, 100 * getattr(r, name)) for r in records if getattr(r, name) is not None]
 
 
 def _line(axes: Axes, points: list[tuple[int, float]], **style: Any) -> None:

@@ -73,7 +73,6 @@ def dress(axes: Axes, title: str, x: str, y: str, *, whole_x: bool = False) -> N
 
 def legend(*panels: Axes, title: str = "") -> None:
     """The names of what the panels show, each in its own; beside them, in a wider figure, where one has many."""
-    from matplotlib.figure import Figure
 
     how: dict[str, Any] = {"frameon": False, "fontsize": 8, "title": title or None, "title_fontsize": 8}
     named = [panel.get_legend_handles_labels() for panel in panels]

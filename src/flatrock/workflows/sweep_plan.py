@@ -40,10 +40,9 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A sweep that can be made: what its settings are of, and these in the order of their words."""
+    """A sweep that can be made: of which recipe, and its settings in the order of their words."""
 
     recipe: str
-    axes: tuple[str, ...]
     settings: tuple[Setting, ...]
     runs_dir: Path
 
@@ -122,7 +121,7 @@ def plan_sweep(
         Setting(values=values, runs=tuple(by_folder[_planned(recipe, values, where).folder] for recipe in recipes))
         for recipes, values in loaded
     ]
-    return Plan(recipe=rows[0].recipe.name, axes=tuple(grid), settings=tuple(settings), runs_dir=where)
+    return Plan(recipe=rows[0].recipe.name, settings=tuple(settings), runs_dir=where)
 
 
 # The recipes of a setting, one for each seed, and its values.
