@@ -19,7 +19,7 @@ from flatrock.core.errors import ConfigError
 from flatrock.core.runs import Run
 from flatrock.data.catalog import load_data
 from flatrock.data.dataset import Dataset
-from flatrock.data.overlap import shared_images
+from flatrock.data.overlap import shared_samples
 from flatrock.data.split import Split, fair_subset, held_out_split, places
 from flatrock.recipes.build import build_job
 from flatrock.recipes.leak import leak
@@ -233,18 +233,18 @@ def test_extra_images_that_are_held_out_are_refused(tmp_path: Path) -> None:
     build_job(with_extra(extra_file(tmp_path, others)), folder=tmp_path / "run")
 
 
-def test_shared_images_are_equal_in_every_byte() -> None:
+def test_shared_samples_are_equal_in_every_byte() -> None:
     gen = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (30, 3, 4, 4), generator=gen, dtype=torch.uint8)
     y = torch.zeros(30, dtype=torch.int64)
     many = Dataset("many", x, y, 2)
     few = Dataset("few", x[[3, 3, 17, 20, 29]].clone(), y[:5], 2)
-    assert shared_images(few, many) == 5
+    assert shared_samples(few, many) == 5
     few.x[0, 0, 0, 0] += 1
     few.x[4, 2, 3, 3] += 1
-    assert shared_images(few, many) == 3
-    assert shared_images(Dataset("floats", few.x / 255, y[:5], 2), many) == 3
-    assert shared_images(few, Dataset("other", x[:, :1], y, 2)) == 0
+    assert shared_samples(few, many) == 3
+    assert shared_samples(Dataset("floats", few.x / 255, y[:5], 2), many) == 3
+    assert shared_samples(few, Dataset("other", x[:, :1], y, 2)) == 0
 
 
 def test_equal_sums_are_not_equal_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +252,8 @@ def test_equal_sums_are_not_equal_images(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("numpy.random.default_rng", lambda seed: Zeros())
     x = torch.arange(48, dtype=torch.uint8).reshape(3, 1, 4, 4)
     few, many = (Dataset(name, x[:n], torch.zeros(n, dtype=torch.int64), 2) for name, n in (("few", 2), ("many", 3)))
-    assert shared_images(few, many) == 2
-    assert shared_images(Dataset("new", x[:1] + 100, torch.zeros(1, dtype=torch.int64), 2), many) == 0
+    assert shared_samples(few, many) == 2
+    assert shared_samples(Dataset("new", x[:1] + 100, torch.zeros(1, dtype=torch.int64), 2), many) == 0
 
 
 class Zeros:

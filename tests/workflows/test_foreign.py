@@ -156,6 +156,36 @@ def test_normalisation_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert on("cifar10", normalize="none").clean < 0.9
 
 
+@pytest.mark.parametrize("made", ["weights", "factory"])
+def test_a_wrong_normalisation_that_was_asked_for_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, here: Path, made: str
+) -> None:
+    mean, std = (torch.tensor(v).reshape(1, 3, 1, 1) for v in NORMALIZATIONS["cifar10"])
+    x = noise(60, 3, 1, 1).expand(-1, -1, 32, 32).contiguous()
+    net = randomised(WideNet(10, 1)).float()
+    net.fc.bias.data -= outputs(net, (x - mean) / std).mean(0)
+    torch.save(net.state_dict(), here / "wide.pt")
+    data = Dataset("cifar10", x, outputs(net, (x - mean) / std).argmax(1), 10)
+    monkeypatch.setattr("flatrock.workflows.foreign_model.load_data", lambda name, split, folder=None: data)
+    monkeypatch.setitem(sys.modules, "forgetful", SimpleNamespace(make=lambda: net))
+    model = {"weights": "wide.pt"} if made == "weights" else {"model": "forgetful:make"}
+    options: dict[str, Any] = {**model, "data": "cifar10", "norm": "l2", "eps": 0.1, "attacks": ["fgsm"], "doubt": True}
+
+    def told(normalize: str) -> tuple[int, list[str]]:
+        result = evaluate_foreign(**options, normalize=normalize)
+        return round(60 * result.clean), [f.message for f in result.findings if f.code == "E19"]
+
+    assert told("cifar10") == (60, [])
+    assert told("cifar100")[1] == [], "a similar one makes no difference worth a word"
+    for wrong in ("none", "symmetric"):
+        right, (message,) = told(wrong)
+        assert right < 50
+        assert message.startswith(f"the model is right on {right} of 60 clean samples, but on 60 with ")
+        assert message.endswith(" the normalisation of 'cifar10' instead")
+    del options["doubt"]
+    assert told("none")[1] == []
+
+
 def test_faults_of_the_options_come_together(here: Path) -> None:
     with pytest.raises(ConfigError) as error:
         evaluate_foreign(

@@ -253,6 +253,33 @@ def check_dynamic(called: Sequence[str]) -> list[Finding]:
     ]
 
 
+def check_seen(shared: int, samples: int) -> list[Finding]:
+    """E18: samples of the test set that are in the training set, too."""
+    if not shared:
+        return []
+    return [
+        Finding(
+            "E18",
+            f"{shared} of the {samples} test samples are in the training set, too",
+            "what was trained on tests nothing, so the accuracies are too high; leave these out of one of the two sets",
+        )
+    ]
+
+
+def check_normalization(samples: int, right: int, better: tuple[str, int] | None) -> list[Finding]:
+    """E19: with another normalisation than the one that was asked for, the model is right on far more samples."""
+    if better is None:
+        return []
+    return [
+        Finding(
+            "E19",
+            f"the model is right on {right} of {samples} clean samples, but on {better[1]} with the normalisation of "
+            f"{better[0]!r} instead",
+            f"if it was trained with that, say --normalize {better[0]}; under a wrong one no number is the model's",
+        )
+    ]
+
+
 def check_idle(labels: Sequence[str]) -> list[Finding]:
     """E17: attacks that were told to make no step."""
     if not labels:

@@ -1,4 +1,7 @@
-"""Held-out samples that a run, or the weights it begins with, are trained on: no epoch may be chosen on those."""
+"""Held-out samples that a run, or the weights it begins with, are trained on: no epoch may be chosen on those.
+
+And test samples that are: their accuracy is none of a test.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 from flatrock.core.errors import DataError, StateError
 from flatrock.data.catalog import found, info, load_data
 from flatrock.data.dataset import Dataset
-from flatrock.data.overlap import shared_images
-from flatrock.data.pictures import Form
+from flatrock.data.overlap import shared_samples
+from flatrock.data.pictures import Form, Pictures
 from flatrock.data.split import Split, fair_subset, held_out_split
 from flatrock.engine.folder import RunFolder
 from flatrock.recipes.schema import Data, Recipe
@@ -67,7 +70,7 @@ def extra_leak(recipe: Recipe, extra: Dataset, held_out: Dataset) -> str | None:
     if recipe.data.extra is None or recipe.select.data == "test":
         return None
     chosen = fair_subset(held_out, recipe.select.size)
-    count = shared_images(chosen, extra)
+    count = shared_samples(chosen, extra)
     if not count:
         return None
     return (
@@ -82,6 +85,18 @@ def leak_known(recipe: Recipe, seen: Sequence[Seen], folder: Path | None) -> str
         return None
     data = load_data(recipe.data.name, "train", folder=folder, **recipe.data.options)
     return leak(recipe, data, held_out_split(data, size=recipe.data.held_out), seen)
+
+
+def tested_on(recipe: Recipe, test: Dataset, folder: Path | None) -> int:
+    """How many of these test samples are in the training set, too.
+
+    Asked of the user's own data, where files or a function decide. 0 if images stay in their files: reading all of them
+    would take as long as an epoch.
+    """
+    if info(recipe.data.name).train_size is not None or isinstance(test.x, Pictures):
+        return 0
+    data = load_data(recipe.data.name, "train", folder=folder, **recipe.data.options)
+    return 0 if isinstance(data.x, Pictures) else shared_samples(test, data)
 
 
 def _trained(one: Seen, here: Data, data: Dataset) -> Dataset | None:

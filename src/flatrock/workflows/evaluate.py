@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ from flatrock.core.tensorfile import save
 from flatrock.core.threat import THREATS, Threat, norm_named
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
+from flatrock.evaluation.checks import check_seen
 from flatrock.evaluation.evaluate import evaluate
 from flatrock.evaluation.journal import discard, discard_left_over
 from flatrock.evaluation.plans import make_plan
 from flatrock.evaluation.votes import check_votes
 from flatrock.models.classifier import Classifier
 from flatrock.recipes.build import build_threat, check_fit
+from flatrock.recipes.leak import tested_on
 from flatrock.recipes.part import check_classes, data_part
 from flatrock.recipes.restore import (
     Source,
@@ -91,7 +93,7 @@ def evaluate_run(
     if journal or resume:
         parts = _parts(path.parent, about, other.names(chosen), len(test), (seed, *others), threat, usual=usual)
         how |= {"journal": parts.pop(seed), "others": parts}
-    return evaluate(
+    result = evaluate(
         model,
         test.images(torch.arange(len(test))),
         test.y,
@@ -103,6 +105,8 @@ def evaluate_run(
         batch_size=batch_size or recipe.evaluate.batch_size,
         **how,
     )
+    found = check_seen(tested_on(recipe, test, data_folder), len(test)) if doubt else []
+    return replace(result, findings=(*result.findings, *(f for f in found if f not in result.findings)))
 
 
 def _opened(source: Source, which: str, progress: Progress | None) -> tuple[Path, dict[str, Any], Classifier, Recipe]:

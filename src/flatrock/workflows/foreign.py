@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from flatrock.core.threat import THREATS, Threat
 from flatrock.data.catalog import Spec
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import places, some_samples
+from flatrock.evaluation.checks import check_normalization
 from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
 from flatrock.evaluation.exam import samples_digest
 from flatrock.evaluation.plans import make_plan
@@ -30,7 +32,7 @@ from flatrock.evaluation.votes import check_votes
 from flatrock.models.foreign import Foreign, open_foreign
 from flatrock.recipes.restore import Source
 from flatrock.workflows.evaluate import how_many, part_of_data, voted_by, votes_mark, write_result
-from flatrock.workflows.foreign_model import ForeignModel, caught, examine, out_faults
+from flatrock.workflows.foreign_model import ForeignModel, caught, examine, other_normalization, out_faults, tried_on
 from flatrock.workflows.replaced import check_other, question_of
 from flatrock.workflows.surrogate import open_surrogate, surrogate_mark, unheeded
 
@@ -105,7 +107,7 @@ def evaluate_foreign(
     if journal or resume:
         kept = _kept(about, other.names(chosen), threat, len(test), (seed, *others), out, resume=resume)
         how |= {"journal": kept.pop(seed), "others": kept}
-    return evaluate(
+    result = evaluate(
         foreign.model,
         x,
         test.y,
@@ -117,6 +119,14 @@ def evaluate_foreign(
         batch_size=batch_size,
         **how,
     )
+    return _doubted(result, foreign, test, pick_device(devices[0])) if doubt else result
+
+
+def _doubted(result: Result, foreign: Foreign, test: Dataset, where: torch.device) -> Result:
+    """The result with what is to be said of the normalisation, if it does not say so."""
+    few = tried_on(test)
+    found = check_normalization(len(few), *other_normalization(foreign, few, where)) if foreign.sure else []
+    return replace(result, findings=(*result.findings, *(f for f in found if f not in result.findings)))
 
 
 def _examined(

@@ -25,7 +25,6 @@ from flatrock.data.catalog import DATA, Spec, check_data, data_options, load_dat
 from flatrock.data.dataset import Dataset
 from flatrock.data.split import fair_subset
 from flatrock.models.catalog import NORMALIZATIONS
-from flatrock.models.convert import Normalized
 from flatrock.models.foreign import Foreign, model_faults, open_foreign
 from flatrock.recipes.part import PARTS
 
@@ -175,7 +174,7 @@ def examine(foreign: Foreign, data: Dataset, where: torch.device, num_classes: i
             if classes is not None and wanted not in (None, classes):
                 raise ConfigError(f"{foreign.name} has {classes} classes, but {who} {wanted}; {cure}")
         if not foreign.sure and classes is not None:
-            _check_normalization(model, fair_subset(data, _TRIED), where)
+            _check_normalization(foreign, tried_on(data), where)
 
 
 def _other_sizes(name: str) -> str:
@@ -185,26 +184,48 @@ def _other_sizes(name: str) -> str:
     return f"; give the size and channels that it takes, such as --data {name}:size=28:channels=1"
 
 
-def _check_normalization(model: nn.Module, few: Dataset, where: torch.device) -> None:
+def _check_normalization(foreign: Foreign, few: Dataset, where: torch.device) -> None:
     """Refuse to go on without normalisation where another one is far better: nobody said that there is none."""
+    plain, better = other_normalization(foreign, few, where)
+    if better is not None:
+        name, more = better
+        raise ConfigError(
+            f"inputs are not normalised, and so the network is right on {plain} of {len(few)} samples, but "
+            f"on {more} with that of {name!r}; say --normalize {name}, or --normalize none to go on without"
+        )
+
+
+def other_normalization(foreign: Foreign, few: Dataset, where: torch.device) -> tuple[int, tuple[str, int] | None]:
+    """On how many samples the network is right, and another normalisation, or none, with which it is on far more.
+
+    Inputs are moved, not the network: its (x - m) / s makes of (x - mean) * s / std + m what (x - mean) / std would be.
+    """
+    model, now = foreign.model, foreign.about["normalize"]
     x, y = few.images(torch.arange(len(few))).to(where), few.y.to(where)
 
-    def right(network: nn.Module) -> int:
-        return int((network(x).argmax(1) == y).sum())
+    def values(numbers: Sequence[float], usual: float) -> Tensor:
+        return torch.tensor(numbers or [usual], device=where).reshape(-1, *[1] * (x.dim() - 2))
 
-    plain = right(model)
+    def right(mean: Sequence[float], std: Sequence[float]) -> int:
+        m, s = values(now["mean"], 0.0), values(now["std"], 1.0)
+        moved = (x - values(mean, 0.0)) * (s / values(std, 1.0)) + m
+        return int((model(moved).argmax(1) == y).sum())
+
     fitting = {name: pair for name, pair in NORMALIZATIONS.items() if len(pair[0]) in (1, few.input_shape[0])}
-    tried = {name: right(Normalized(model, pair)) for name, pair in fitting.items()}
+    with placed(model, where), borrowed(model, where), torch.no_grad():
+        plain = int((model(x).argmax(1) == y).sum())
+        tried = {name: right(*pair) for name, pair in ({"none": ((), ())} | fitting).items()}
     clear = max(_LEAST, _GAIN * len(y))
     best = max(tried, key=lambda name: tried[name])
     # Those of similar data sets differ little: the data set's own wins unless another is clearly better.
     if few.name in tried and tried[best] - tried[few.name] < clear:
         best = few.name
-    if tried[best] - plain >= clear:
-        raise ConfigError(
-            f"inputs are not normalised, and so the network is right on {plain} of {len(y)} samples, but "
-            f"on {tried[best]} with that of {best!r}; say --normalize {best}, or --normalize none to go on without"
-        )
+    return plain, (best, tried[best]) if tried[best] - plain >= clear else None
+
+
+def tried_on(data: Dataset) -> Dataset:
+    """The samples that normalisations are tried on."""
+    return fair_subset(data, _TRIED)
 
 
 def known_answers(model: nn.Module, data: Dataset, where: torch.device) -> list[float] | None:
