@@ -10,6 +10,7 @@ import torch
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, human, say
+from flatrock.cli.shared import tell_namesake
 from flatrock.core.device import named_devices, pick_device
 from flatrock.core.errors import ConfigError, DataError
 from flatrock.core.guests import is_own
@@ -48,6 +49,7 @@ def run(
 ) -> None:
     """Validate a recipe, print it in full, its parameter count, steps and estimated cost."""
     with friendly():
+        tell_namesake(recipe)
         chosen = load_recipe(recipe, overrides or [], also=start_faults)
         say(recipe_text(chosen, called=recipe))
         if every_image:

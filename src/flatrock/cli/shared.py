@@ -13,13 +13,14 @@ from typing import Annotated, TypeVar
 import torch
 import typer
 
-from flatrock.cli.console import say
+from flatrock.cli.console import errors, say
 from flatrock.core.device import pick_device
 from flatrock.core.errors import ConfigError, StateError
 from flatrock.core.files import check_schema
 from flatrock.core.numbers import number
 from flatrock.core.records import SCHEMA as RESULT
 from flatrock.core.rows import SCHEMA as ROWS
+from flatrock.recipes.load import namesake, recipe_names
 from flatrock.workflows.foreign_model import out_faults
 
 T = TypeVar("T")
@@ -74,6 +75,12 @@ def other_kind(path: Path, *, rows: bool = False) -> str:
     if kind == ROWS.partition("/")[0]:
         return "" if rows else "it holds rows of many runs"
     return f"no result file, but a {schema}"
+
+
+def tell_namesake(recipe: str) -> None:
+    """Say that a recipe of the library is meant where a file of the user's has its name."""
+    if recipe in recipe_names() and (file := namesake(recipe)):
+        say(f"{recipe} is the recipe that comes with flatrock; your file is named {file}", to=errors)
 
 
 def no_run(path: Path, *, rows: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flatrock.cli.console import TerminalProgress, errors, friendly, say
-from flatrock.cli.shared import FAILED, UNFINISHED, seeds_of
+from flatrock.cli.shared import FAILED, UNFINISHED, seeds_of, tell_namesake
 from flatrock.cli.train_seeds import SeveralSeeds
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError, TrainingError
@@ -41,6 +41,7 @@ def run(
     how: dict[str, Any] = {"data_dir": data_dir, "download": download, "device": named_devices(device)}
     left: dict[int, str] = {}
     with friendly("the same command with --resume continues from the last saved state"):
+        tell_namesake(recipe)
         if seeds is None:
             chosen = load_recipe(recipe, overrides or [], resume=resume)
             place = place_of(recipe, run_dir, resume=resume)

@@ -175,6 +175,12 @@ def _numbers(recipe: Recipe) -> dict[str, Any]:
     return _without(recipe.judged_keys(), "seed")
 
 
+def namesake(source: str | Path) -> Path | None:
+    """The file that differs from this name by its ending alone: a name stands for a recipe of the library."""
+    files = [Path(f"{source}{ending}") for ending in (".yaml", ".yml")]
+    return next((file for file in files if file.is_file()), None)
+
+
 def _find(source: str | Path, *, resume: bool = False) -> Path:
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
@@ -186,7 +192,8 @@ def _find(source: str | Path, *, resume: bool = False) -> Path:
     if str(source) not in library():
         if path.is_dir():
             raise ConfigError(f"{source} is a folder, neither a recipe nor a run: it has no run.json")
-        raise ConfigError(unknown("recipe", str(source), recipe_names(), more=" (see `flatrock ls recipes`)"))
+        meant = f"; your file is named {file}" if (file := namesake(source)) else ""
+        raise ConfigError(unknown("recipe", str(source), recipe_names(), more=" (see `flatrock ls recipes`)") + meant)
     return library()[str(source)]
 
 

@@ -107,18 +107,8 @@ def evaluate_foreign(
     if journal or resume:
         kept = _kept(about, other.names(chosen), threat, len(test), (seed, *others), out, resume=resume)
         how |= {"journal": kept.pop(seed), "others": kept}
-    result = evaluate(
-        foreign.model,
-        x,
-        test.y,
-        threat,
-        attacks=chosen,
-        surrogate=other.model,
-        ids=places(test, whole),
-        device=device,
-        batch_size=batch_size,
-        **how,
-    )
+    how |= {"surrogate": other.model, "ids": places(test, whole), "device": device, "batch_size": batch_size}
+    result = evaluate(foreign.model, x, test.y, threat, attacks=chosen, **how)
     return _doubted(result, foreign, test, pick_device(devices[0])) if doubt else result
 
 
