@@ -247,15 +247,19 @@ def test_shared_samples_are_equal_in_every_byte() -> None:
     assert shared_samples(few, Dataset("other", x[:, :1], y, 2)) == 0
 
 
-def test_equal_sums_are_not_equal_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of zero make every sum the same; bytes decide."""
-    monkeypatch.setattr("numpy.random.default_rng", lambda seed: Zeros())
-    x = torch.arange(48, dtype=torch.uint8).reshape(3, 1, 4, 4)
-    few, many = (Dataset(name, x[:n], torch.zeros(n, dtype=torch.int64), 2) for name, n in (("few", 2), ("many", 3)))
-    assert shared_samples(few, many) == 2
-    assert shared_samples(Dataset("new", x[:1] + 100, torch.zeros(1, dtype=torch.int64), 2), many) == 0
+def test_floats_are_rounded_beside_bytes_only() -> None:
+    """Close beside each other they are other samples; images and numbers that are none alike."""
+    for shape in ((3, 4, 4), (2,)):
+        x = 0.5 + 0.001 * torch.rand(30, *shape, generator=torch.Generator().manual_seed(0))
+        y = torch.zeros(30, dtype=torch.int64)
+        many = Dataset("many", x[:10], y[:10], 2)
+        assert shared_samples(Dataset("others", x[10:], y[10:], 2), many) == 0
+        assert shared_samples(Dataset("few", x[5:15], y[5:15], 2), many) == 5
 
 
-class Zeros:
-    def integers(self, _low: int, _high: int, size: int, dtype: Any) -> Any:
-        return np.zeros(size, dtype)
+def test_samples_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatrock.data.overlap.TOGETHER", 4 * 48 * 4)
+    x = torch.randint(0, 256, (30, 3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    many = Dataset("many", x, torch.zeros(30, dtype=torch.int64), 2)
+    assert shared_samples(many.subset(torch.arange(7, 20)), many) == 13
+    assert shared_samples(many, many.subset(torch.arange(7, 20))) == 13

@@ -13,6 +13,7 @@ import pytest
 import torch
 from foreign_cases import noise, outputs
 from foreign_nets import GreyCnn, WideNet, randomised
+from torch import Tensor, nn
 
 from flatrock.core.errors import ConfigError, DataError, FlatrockError, ModelError, StateError
 from flatrock.core.progress import Silent
@@ -184,6 +185,30 @@ def test_a_wrong_normalisation_that_was_asked_for_is_a_finding(
         assert message.endswith(" the normalisation of 'cifar10' instead")
     del options["doubt"]
     assert told("none")[1] == []
+
+
+def test_a_network_that_refuses_other_inputs_is_evaluated(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    sizes: list[int] = []
+
+    class Strict(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            assert x.min() >= 0 and x.max() <= 1
+            return 20 * x.flatten(1)[:, :10]
+
+    monkeypatch.setitem(sys.modules, "strict", SimpleNamespace(make=Strict))
+    options = {**DIGITS, "batch_size": 7, "normalize": "none", "doubt": True}
+    result = evaluate_foreign("strict:make", **options)
+    assert "E19" not in [finding.code for finding in result.findings]
+    assert max(sizes) <= 7
+
+
+def test_a_normalisation_that_weights_bring_is_not_doubted(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    net = create_model("digits_cnn", normalize=([0.9], [0.5])).eval()
+    torch.save(net.state_dict(), here / "own.pt")
+    monkeypatch.setattr("flatrock.workflows.foreign.other_normalization", lambda *_, **__: pytest.fail("tried"))
+    result = evaluate_foreign("digits_cnn", weights="own.pt", **{**DIGITS, "doubt": True})
+    assert result.provenance["normalize"]["source"] == "stored with the weights"
 
 
 def test_faults_of_the_options_come_together(here: Path) -> None:

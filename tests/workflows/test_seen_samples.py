@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from start_cases import Told
 
 from flatrock.core.records import Result
 from flatrock.data.catalog import load_data
-from flatrock.data.dataset import Dataset
-from flatrock.data.overlap import shared_samples
 from flatrock.recipes.load import load_recipe
 from flatrock.workflows.evaluate import evaluate_run, store_result
 from flatrock.workflows.train import train_recipe
@@ -66,15 +65,41 @@ def test_samples_of_ones_own_are_no_finding(tmp_path: Path) -> None:
     assert told(run_on(tmp_path, copied=0)) == []
 
 
+def test_whoever_only_tests_needs_no_training_set(tmp_path: Path) -> None:
+    run, progress = run_on(tmp_path, copied=7), Told()
+    (tmp_path / "train.npz").unlink()
+    assert told(run, progress=progress) == []
+    (said,) = [line for line in progress.said if line.startswith("not compared with the training set: ")]
+    assert "train.npz" in said
+
+
+def test_a_result_of_before_is_read_as_it_is(tmp_path: Path) -> None:
+    """One that says nothing of it answers the question, too."""
+    run = run_on(tmp_path, copied=3)
+    file = store_result(run, asked(run, journal=True))
+    older = replace(Result.from_json(file.read_text()), findings=())
+    file.write_text(older.to_json())
+    assert asked(run, resume=True).to_json() == older.to_json()
+
+
+def test_images_of_a_function_of_ones_own(here: Path) -> None:
+    (here / "mydata.py").write_text(
+        "import torch\nfrom torch import Tensor\n\n\n"
+        "def make(split: str) -> tuple[Tensor, Tensor]:\n"
+        "    x = 0.5 + 0.001 * torch.rand(90, 1, 8, 8, generator=torch.Generator().manual_seed(len(split)))\n"
+        "    if split == 'test':\n"
+        "        x[:4] = make('train')[0][20:24]\n"
+        "    return x, torch.arange(90) % 10\n"
+    )
+    own = {**OWN, "data": {"name": "mydata:make", "held_out": 20}, "model.num_classes": 10, "train.max_steps": 1}
+    run = train_recipe(load_recipe("digits_at", own), folder="run").folder
+    found = [
+        f.message for f in evaluate_run(run, which="last", attacks=["fgsm"], doubt=True).findings if f.code == "E18"
+    ]
+    assert found == ["4 of the 90 test samples are in the training set, too"]
+
+
 def test_data_that_everybody_has_are_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = train_recipe(load_recipe("moons_at", {"train": {"epochs": 1}}), folder=tmp_path / "run").folder
     monkeypatch.setattr("flatrock.recipes.leak.shared_samples", lambda *_: pytest.fail("compared"))
     assert told(run) == []
-
-
-def test_numbers_that_are_no_pixels_are_compared_exactly() -> None:
-    x = torch.tensor([[0.5, 0.25], [0.5001, 0.25], [0.1, 0.9]])
-    y = torch.zeros(3, dtype=torch.int64)
-    many = Dataset("many", x[:1], y[:1], 2)
-    assert shared_samples(Dataset("few", x[1:], y[1:], 2), many) == 0
-    assert shared_samples(Dataset("few", x, y, 2), many) == 1

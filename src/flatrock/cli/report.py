@@ -53,4 +53,6 @@ def _command(results: Sequence[Path], out: Path, papers: Path | None) -> str:
     folder = results[0].parent
     every = len(results) > 1 and set(results) == set(folder.glob("*.json"))
     words = [*([] if every else map(str, results)), "--out", str(out), *(["--papers", str(papers)] if papers else [])]
-    return " ".join(["flatrock report", *([f"{folder / '*.json'}"] if every else []), shlex.join(words)])
+    place = "" if folder == Path() else f"{shlex.quote(str(folder))}/"
+    shown = [f"{place}*.json"] if every else []
+    return " ".join(["flatrock report", *shown, shlex.join(words)])

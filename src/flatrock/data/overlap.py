@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import numpy as np
+import hashlib
+import math
+from collections.abc import Iterator
+
 import torch
 
 from flatrock.data.dataset import Dataset
 
-# Images that are looked at together.
-PART = 8192
+# Bytes that are looked at together.
+TOGETHER = 2**26
 
 
 def shared_samples(few: Dataset, many: Dataset) -> int:
-    """How many samples of `few` are in `many` too, images as bytes; 0 if their shapes differ.
+    """How many samples of `few` are in `many` too; 0 if their shapes differ.
 
-    Sums of bytes with random weights, modulo 2^64, say which may be equal; their bytes then say which are.
+    Floats are rounded to 8 bits where the other data set has images of so many, and are else compared exactly.
     """
     if few.input_shape != many.input_shape:
         return 0
-    wanted = _bytes(few, torch.arange(len(few)))
-    weights = np.random.default_rng(0).integers(0, 2**64, wanted.shape[1], dtype=np.uint64)
-    sums = wanted.astype(np.uint64) @ weights
-    found: set[bytes] = set()
-    for rows in torch.split(torch.arange(len(many)), PART):
-        part = _bytes(many, rows)
-        near = np.isin(part.astype(np.uint64) @ weights, sums)
-        found |= {image.tobytes() for image in part[near]}
-    return sum(image.tobytes() in found for image in wanted)
+    rounded = torch.uint8 in (few.x.dtype, many.x.dtype)
+    there = set(_digests(many, rounded=rounded))
+    return sum(one in there for one in _digests(few, rounded=rounded))
 
 
-def _bytes(dataset: Dataset, rows: torch.Tensor) -> np.ndarray:
-    """Samples as rows of bytes; floats of images are rounded to 8 bits, a few other numbers would then be alike."""
-    x = dataset.pixels(rows).cpu()
-    if x.dtype != torch.uint8:
-        x = (255 * x).round().to(torch.uint8) if x.dim() == 4 else x.contiguous().view(torch.uint8)
-    return x.flatten(1).numpy()
+def _digests(dataset: Dataset, *, rounded: bool) -> Iterator[bytes]:
+    """One for every sample."""
+    size = max(1, TOGETHER // (4 * math.prod(dataset.input_shape)))
+    for rows in torch.split(torch.arange(len(dataset)), size):
+        x = dataset.pixels(rows).cpu()
+        if rounded and x.dtype != torch.uint8:
+            x = (255 * x).round().to(torch.uint8)
+        for sample in x.flatten(1).numpy():
+            yield hashlib.blake2b(sample.tobytes(), digest_size=16).digest()

@@ -23,7 +23,7 @@ from flatrock.core.numbers import plain
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
 from flatrock.core.provenance import VERSION, birth_certificate
-from flatrock.core.records import Result
+from flatrock.core.records import Finding, Result
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import digest, weights_digest
 from flatrock.core.threat import Threat
@@ -64,6 +64,7 @@ def evaluate(
     seed: int = 0,
     progress: Progress | None = None,
     marks: Sequence[str] = (),
+    noted: Sequence[Finding] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> Result:
     """Accuracy of any module that maps [0, 1] inputs to logits, clean and under attacks and plans.
@@ -72,8 +73,8 @@ def evaluate(
     earlier ones left; a sample that is broken leaves at once. The verdict is a separate float32 pass, or the majority
     of an odd number of them, `votes`, for models that answer at random. Random numbers belong to `ids`, one per sample,
     or to rows of x. Of several devices each attacks in a process of its own. Attacks craft in half `precision` on a GPU
-    (`auto`), everywhere, or not (`full`), transfer-... on the `surrogate`. `doubt` looks for reasons not to believe it.
-    A `journal` folder has finished batches, `others` those of seeds to come; `resume` goes on, or reads the result.
+    (`auto`), everywhere, or not (`full`), transfer-... on the `surrogate`. `doubt` looks for reasons not to believe it;
+    `noted` are yours. A `journal` folder has finished batches, `others` those of seeds to come; `resume` goes on.
     """
     x, y, attacks = _checked(model, x, y, threat, attacks, surrogate, batch_size, precision)
     told, marks = _storable(provenance or {}), all_marks(model, marks)
@@ -87,7 +88,7 @@ def evaluate(
         asked = {s.label: described(s.attack, threat) for s in steps}  # an own attack may be another once it has run
         crafted, note = choose_crafting(exam, precision)
         tally = Tally(y.cpu(), logits, margins, x if keep_adversarial else None)
-        findings = [*at_first, *check_marks(marks), *doubts_before(exam, steps, logits, note)]
+        findings = [*at_first, *noted, *check_marks(marks), *doubts_before(exam, steps, logits, note)]
         identity = {} if journal is None else _identity(exam, asked, seed, crafted, margins)
         told |= question(identity, doubt=doubt)
         if resume and not keep_adversarial and (known := _known(journal, told, identity, marks, progress)):
@@ -98,10 +99,9 @@ def evaluate(
             findings += doubts_after(steps, tally, classes=classes) + (doubts_deep(exam, tally) if doubt else [])
     return Result(
         threat={"norm": threat.norm, "eps": threat.eps},
-        attacks=asked,
         findings=tuple(findings),
         provenance=_certificate(exam, seed, crafted, told | shared_by(devices) | _beside(tally, lookout)),
-        **{**tally.kept(), "ids": exam.ids, "marks": marks},
+        **{**tally.kept(), "attacks": asked, "ids": exam.ids, "marks": marks},
     )
 
 

@@ -23,6 +23,8 @@ from flatrock.models.wrapping import Pair, closest, innermost, parts, readings, 
 
 # What (x - mean) / std does not change.
 _NONE: Pair = ((0.0,), (1.0,))
+# Where a normalisation comes from that cannot be overruled.
+STORED = "stored with the weights"
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def _normalization(asked: str | None, stored: Pair | None) -> tuple[Pair | None,
             f"normalize is {asked!r}, but the weights come with {in_numbers(stored)}; "
             "leave out --normalize to use those"
         )
-    return stored, "stored with the weights"
+    return stored, STORED
 
 
 def same_normalization(a: Pair | None, b: Pair | None) -> bool:

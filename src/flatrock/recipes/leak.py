@@ -91,7 +91,7 @@ def tested_on(recipe: Recipe, test: Dataset, folder: Path | None) -> int:
     """How many of these test samples are in the training set, too.
 
     Asked of the user's own data, where files or a function decide. 0 if images stay in their files: reading all of them
-    would take as long as an epoch.
+    would take as long as an epoch. DataError if the training set is not there.
     """
     if info(recipe.data.name).train_size is not None or isinstance(test.x, Pictures):
         return 0

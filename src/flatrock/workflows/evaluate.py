@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import torch
 
 from flatrock.attacks.catalog import Spec
 from flatrock.core.device import Devices
-from flatrock.core.errors import ConfigError, FlatrockError
+from flatrock.core.errors import ConfigError, DataError, FlatrockError
 from flatrock.core.files import brief, write_atomic
 from flatrock.core.numbers import number
 from flatrock.core.progress import Progress
-from flatrock.core.records import Result
+from flatrock.core.records import Finding, Result
 from flatrock.core.registry import unknown
 from flatrock.core.runs import Run
 from flatrock.core.tensorfile import save
@@ -90,10 +90,11 @@ def evaluate_run(
     about = {**facts(path, recipe, meta), **asked, **other.provenance, **_so_far(path, recipe, progress)}
     how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}
     how |= {"resume": resume, "seed": seed, "progress": progress, "provenance": about}
+    how |= {"noted": _seen(recipe, test, data_folder, progress) if doubt else ()}
     if journal or resume:
         parts = _parts(path.parent, about, other.names(chosen), len(test), (seed, *others), threat, usual=usual)
         how |= {"journal": parts.pop(seed), "others": parts}
-    result = evaluate(
+    return evaluate(
         model,
         test.images(torch.arange(len(test))),
         test.y,
@@ -105,8 +106,6 @@ def evaluate_run(
         batch_size=batch_size or recipe.evaluate.batch_size,
         **how,
     )
-    found = check_seen(tested_on(recipe, test, data_folder), len(test)) if doubt else []
-    return replace(result, findings=(*result.findings, *(f for f in found if f not in result.findings)))
 
 
 def _opened(source: Source, which: str, progress: Progress | None) -> tuple[Path, dict[str, Any], Classifier, Recipe]:
@@ -149,6 +148,16 @@ def _about(recipe: Recipe, votes: int, *, usual: bool, other_threat: bool) -> di
         "train_seed": recipe.seed,
         **({"recipe_threat": said} if other_threat else {}),
     }
+
+
+def _seen(recipe: Recipe, test: Dataset, folder: Path | None, progress: Progress | None) -> list[Finding]:
+    """What is to be said of test samples that are training samples."""
+    try:
+        return check_seen(tested_on(recipe, test, folder), len(test))
+    except DataError as error:  # whoever only tests need not have the training set
+        if progress is not None:
+            progress.say(f"not compared with the training set: {error}")
+        return []
 
 
 def _so_far(path: Path, recipe: Recipe, progress: Progress | None) -> dict[str, str]:

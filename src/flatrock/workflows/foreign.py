@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from flatrock.core.device import Devices, each_device, pick_device
 from flatrock.core.files import brief, json_text, sha256
 from flatrock.core.options import choose
 from flatrock.core.progress import Progress, Silent
-from flatrock.core.records import Result
+from flatrock.core.records import Finding, Result
 from flatrock.core.rng import Seed
 from flatrock.core.tensorfile import weights_digest
 from flatrock.core.threat import THREATS, Threat
@@ -29,10 +28,18 @@ from flatrock.evaluation.evaluate import DEFAULT_ATTACKS, PRECISIONS, evaluate
 from flatrock.evaluation.exam import samples_digest
 from flatrock.evaluation.plans import make_plan
 from flatrock.evaluation.votes import check_votes
-from flatrock.models.foreign import Foreign, open_foreign
+from flatrock.models.foreign import STORED, Foreign, open_foreign
 from flatrock.recipes.restore import Source
 from flatrock.workflows.evaluate import how_many, part_of_data, voted_by, votes_mark, write_result
-from flatrock.workflows.foreign_model import ForeignModel, caught, examine, other_normalization, out_faults, tried_on
+from flatrock.workflows.foreign_model import (
+    ForeignModel,
+    caught,
+    examine,
+    in_names,
+    other_normalization,
+    out_faults,
+    tried_on,
+)
 from flatrock.workflows.replaced import check_other, question_of
 from flatrock.workflows.surrogate import open_surrogate, surrogate_mark, unheeded
 
@@ -104,19 +111,21 @@ def evaluate_foreign(
     about = {**foreign.about, **_facts(test, whole, first, votes), **other.provenance, **_digests(foreign, x, test.y)}
     how: dict[str, Any] = {"precision": precision, "votes": votes, "doubt": doubt, "keep_adversarial": keep_adversarial}
     how |= {"resume": resume, "seed": seed, "progress": progress, "provenance": about}
+    if doubt:
+        how["noted"] = _doubts(foreign, asked, test, pick_device(devices[0]), batch_size or len(test))
     if journal or resume:
         kept = _kept(about, other.names(chosen), threat, len(test), (seed, *others), out, resume=resume)
         how |= {"journal": kept.pop(seed), "others": kept}
     how |= {"surrogate": other.model, "ids": places(test, whole), "device": device, "batch_size": batch_size}
-    result = evaluate(foreign.model, x, test.y, threat, attacks=chosen, **how)
-    return _doubted(result, foreign, test, pick_device(devices[0])) if doubt else result
+    return evaluate(foreign.model, x, test.y, threat, attacks=chosen, **how)
 
 
-def _doubted(result: Result, foreign: Foreign, test: Dataset, where: torch.device) -> Result:
-    """The result with what is to be said of the normalisation, if it does not say so."""
+def _doubts(foreign: Foreign, asked: ForeignModel, test: Dataset, where: torch.device, batch: int) -> list[Finding]:
+    """What is to be said of a normalisation that was named; what weights bring with them cannot be overruled."""
+    if asked.normalize is None or foreign.about["normalize"]["source"] == STORED:
+        return []
     few = tried_on(test)
-    found = check_normalization(len(few), *other_normalization(foreign, few, where)) if foreign.sure else []
-    return replace(result, findings=(*result.findings, *(f for f in found if f not in result.findings)))
+    return check_normalization(len(few), *other_normalization(foreign, few, where, batch=batch))
 
 
 def _examined(
@@ -159,7 +168,7 @@ def _default_target(
     The digest is of all that tells the model and the samples (_KNOWN_BY). The first samples are first<samples>. Votes
     add -votes<votes>, a surrogate -from- and the begin of its digest.
     """
-    parts = [about["model"], brief(about["dataset"], 60), threat.norm, f"{threat.eps:.6g}", brief("+".join(attacks))]
+    parts = [about["model"], in_names(about["dataset"]), threat.norm, f"{threat.eps:.6g}", brief("+".join(attacks))]
     told = sha256(json_text({key: about.get(key) for key in _KNOWN_BY}))[:8]
     stem = re.sub(r"[^\w.=+-]+", "_", "-".join(["result", *parts, how_many(about, samples), f"seed{seed}", told]))
     return Path(f"{stem}{votes_mark(about)}{surrogate_mark(about)}.json")

@@ -14,6 +14,7 @@ from flatrock.attacks.craft import answered, check_model
 from flatrock.attacks.losses import margin
 from flatrock.core.borrow import borrowed, placed
 from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError, faults_of
+from flatrock.core.files import brief
 from flatrock.core.identity import answers
 from flatrock.core.numbers import number
 from flatrock.core.options import choose
@@ -195,25 +196,30 @@ def _check_normalization(foreign: Foreign, few: Dataset, where: torch.device) ->
         )
 
 
-def other_normalization(foreign: Foreign, few: Dataset, where: torch.device) -> tuple[int, tuple[str, int] | None]:
+def other_normalization(
+    foreign: Foreign, few: Dataset, where: torch.device, *, batch: int = _TRIED
+) -> tuple[int, tuple[str, int] | None]:
     """On how many samples the network is right, and another normalisation, or none, with which it is on far more.
 
     Inputs are moved, not the network: its (x - m) / s makes of (x - mean) * s / std + m what (x - mean) / std would be.
     """
     model, now = foreign.model, foreign.about["normalize"]
-    x, y = few.images(torch.arange(len(few))).to(where), few.y.to(where)
+    x, y = few.images(torch.arange(len(few))), few.y
 
-    def values(numbers: Sequence[float], usual: float) -> Tensor:
-        return torch.tensor(numbers or [usual], device=where).reshape(-1, *[1] * (x.dim() - 2))
+    def values(numbers: Sequence[float] | None, usual: float) -> Tensor:
+        return torch.tensor(numbers or [usual]).reshape(-1, *[1] * (x.dim() - 2))
 
     def right(mean: Sequence[float], std: Sequence[float]) -> int:
         m, s = values(now["mean"], 0.0), values(now["std"], 1.0)
         moved = (x - values(mean, 0.0)) * (s / values(std, 1.0)) + m
-        return int((model(moved).argmax(1) == y).sum())
+        try:
+            return _right(model, moved, y, where, batch)
+        except Exception:  # of a network that refuses inputs outside the box
+            return 0
 
     fitting = {name: pair for name, pair in NORMALIZATIONS.items() if len(pair[0]) in (1, few.input_shape[0])}
     with placed(model, where), borrowed(model, where), torch.no_grad():
-        plain = int((model(x).argmax(1) == y).sum())
+        plain = _right(model, x, y, where, batch)
         tried = {name: right(*pair) for name, pair in ({"none": ((), ())} | fitting).items()}
     clear = max(_LEAST, _GAIN * len(y))
     best = max(tried, key=lambda name: tried[name])
@@ -221,6 +227,17 @@ def other_normalization(foreign: Foreign, few: Dataset, where: torch.device) -> 
     if few.name in tried and tried[best] - tried[few.name] < clear:
         best = few.name
     return plain, (best, tried[best]) if tried[best] - plain >= clear else None
+
+
+def _right(model: nn.Module, x: Tensor, y: Tensor, where: torch.device, batch: int) -> int:
+    """On how many samples the network is right, so many at a time."""
+    parts = zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+    return sum(int((model(some.to(where)).argmax(1).cpu() == true).sum()) for some, true in parts)
+
+
+def in_names(dataset: str) -> str:
+    """A data set in the name of a file, where options can be many."""
+    return brief(dataset, 60) if "=" in dataset else dataset
 
 
 def tried_on(data: Dataset) -> Dataset:

@@ -29,7 +29,7 @@ from flatrock.recipes.build import build_threat, check_fit
 from flatrock.recipes.part import check_classes, data_part
 from flatrock.recipes.restore import Source, facts, open_checkpoint, restored
 from flatrock.recipes.schema import Recipe, Select
-from flatrock.workflows.foreign_model import ForeignModel, caught, examine, known_answers, part_faults
+from flatrock.workflows.foreign_model import ForeignModel, caught, examine, in_names, known_answers, part_faults
 
 AttackSpec = str | Mapping[str, Any]
 Record = TypeVar("Record")
@@ -212,7 +212,7 @@ def _words(odd: Iterable[str]) -> list[str]:
 def _stem(asked: ForeignModel, foreign: Foreign, weights: str, threat: Threat | None) -> str:
     """<model>-<data>-<threat>-<digest of all that makes it another network or question>."""
     radius = [] if threat is None else [f"{threat.norm}{threat.eps:.4g}"]
-    words = re.sub(r"[^\w.=+-]+", "_", "-".join([brief(foreign.name), brief(asked.dataset, 60), *radius]))
+    words = re.sub(r"[^\w.=+-]+", "_", "-".join([brief(foreign.name), in_names(asked.dataset), *radius]))
     told = [weights, *(foreign.about[name] for name in ("model", "weights_entry", "normalize"))]
     exact = [] if threat is None else [threat.norm, threat.eps]
     return f"{words}-{sha256(json_text([told, asked.dataset, exact]))[:8]}"
