@@ -122,14 +122,20 @@ def test_few_samples_of_data_without_a_normalisation_of_their_own(here: Path) ->
     assert result.provenance["converter"] == ""
 
 
-def test_normalisation_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+def needing_cifar10(file: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, kept in a file, and one-coloured images; it is right on all that are normalised as CIFAR-10 is."""
     mean, std = (torch.tensor(v).reshape(1, 3, 1, 1) for v in NORMALIZATIONS["cifar10"])
-    x = noise(60, 3, 1, 1).expand(-1, -1, 32, 32).contiguous()  # every image has its colour
+    x = noise(60, 3, 1, 1).expand(-1, -1, 32, 32).contiguous()
     net = randomised(WideNet(10, 1)).float()
     net.fc.bias.data -= outputs(net, (x - mean) / std).mean(0)  # no class is the favourite
-    torch.save(net.state_dict(), here / "wide.pt")
+    torch.save(net.state_dict(), file)
     y = outputs(net, (x - mean) / std).argmax(1)
     assert len(set(y.tolist())) > 3
+    return net, x, y
+
+
+def test_normalisation_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    net, x, y = needing_cifar10("wide.pt")
     options: dict[str, Any] = {"weights": "wide.pt", "norm": "l2", "eps": 0.1, "attacks": ["fgsm"]}
 
     def on(name: str, **more: Any) -> Result:
@@ -161,12 +167,8 @@ def test_normalisation_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPa
 def test_a_wrong_normalisation_that_was_asked_for_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, here: Path, made: str
 ) -> None:
-    mean, std = (torch.tensor(v).reshape(1, 3, 1, 1) for v in NORMALIZATIONS["cifar10"])
-    x = noise(60, 3, 1, 1).expand(-1, -1, 32, 32).contiguous()
-    net = randomised(WideNet(10, 1)).float()
-    net.fc.bias.data -= outputs(net, (x - mean) / std).mean(0)
-    torch.save(net.state_dict(), here / "wide.pt")
-    data = Dataset("cifar10", x, outputs(net, (x - mean) / std).argmax(1), 10)
+    net, x, y = needing_cifar10("wide.pt")
+    data = Dataset("cifar10", x, y, 10)
     monkeypatch.setattr("flatrock.workflows.foreign_model.load_data", lambda name, split, folder=None: data)
     monkeypatch.setitem(sys.modules, "forgetful", SimpleNamespace(make=lambda: net))
     model = {"weights": "wide.pt"} if made == "weights" else {"model": "forgetful:make"}
@@ -185,6 +187,16 @@ def test_a_wrong_normalisation_that_was_asked_for_is_a_finding(
         assert message.endswith(" the normalisation of 'cifar10' instead")
     del options["doubt"]
     assert told("none")[1] == []
+
+
+def test_a_network_without_logits_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    class Pair(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x.flatten(1)), x
+
+    monkeypatch.setitem(sys.modules, "pair", SimpleNamespace(make=lambda: Pair(64, 10)))
+    with pytest.raises(ModelError, match="let it return the logits alone"):
+        evaluate_foreign("pair:make", **{**DIGITS, "normalize": "none", "doubt": True})
 
 
 def test_a_network_that_refuses_other_inputs_is_evaluated(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:

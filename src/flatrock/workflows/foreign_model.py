@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flatrock.attacks.craft import answered, check_model
 from flatrock.attacks.losses import margin
+from flatrock.attacks.pgd import classified_right
 from flatrock.core.borrow import borrowed, placed
 from flatrock.core.errors import ConfigError, FlatrockError, ModelError, StateError, faults_of
 from flatrock.core.files import brief
@@ -214,7 +215,7 @@ def other_normalization(
         moved = (x - values(mean, 0.0)) * (s / values(std, 1.0)) + m
         try:
             return _right(model, moved, y, where, batch)
-        except Exception:  # of a network that refuses inputs outside the box
+        except ModelError:  # of a network that refuses inputs outside the box
             return 0
 
     fitting = {name: pair for name, pair in NORMALIZATIONS.items() if len(pair[0]) in (1, few.input_shape[0])}
@@ -232,7 +233,8 @@ def other_normalization(
 def _right(model: nn.Module, x: Tensor, y: Tensor, where: torch.device, batch: int) -> int:
     """On how many samples the network is right, so many at a time."""
     parts = zip(torch.split(x, batch), torch.split(y, batch), strict=True)
-    return sum(int((model(some.to(where)).argmax(1).cpu() == true).sum()) for some, true in parts)
+    near = ((some.to(where), true.to(where)) for some, true in parts)
+    return sum(int(classified_right(answered(model, some, true), true).sum()) for some, true in near)
 
 
 def in_names(dataset: str) -> str:
