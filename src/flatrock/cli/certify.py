@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from flatrock.cli.console import TerminalProgress, friendly, say, show
-from flatrock.cli.evaluate import Source
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import DataDir, check_out, numeric
+from flatrock.cli.shared import DataDir, Source, check_out, numeric
 from flatrock.core.device import named_devices
 from flatrock.diagnostics.certificate import Certificate
 from flatrock.diagnostics.smoothing import Smoothing

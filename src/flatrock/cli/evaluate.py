@@ -12,7 +12,7 @@ import typer
 from flatrock.cli.console import TerminalProgress, friendly, say, show
 from flatrock.cli.evaluated import Shown, called, draw, narrow, store
 from flatrock.cli.foreign import Data, Model, Normalize, NumClasses, Out, Weights, check_source
-from flatrock.cli.shared import DataDir, check_csv, check_out, radii_of, seeds_of, words
+from flatrock.cli.shared import DataDir, Source, check_csv, check_out, radii_of, seeds_of, words
 from flatrock.core.device import named_devices
 from flatrock.core.errors import ConfigError
 from flatrock.core.records import Result
@@ -27,9 +27,6 @@ from flatrock.workflows.foreign import evaluate_foreign, foreign_place
 from flatrock.workflows.replaced import adversarial_file
 from flatrock.workflows.surrogate import surrogate_fault
 
-Source = Annotated[
-    Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")
-]
 Attacks = Annotated[
     str | None,
     typer.Option(

@@ -26,6 +26,9 @@ from flatrock.workflows.foreign_model import out_faults
 T = TypeVar("T")
 P = TypeVar("P", str, Path)
 DataDir = Annotated[Path | None, typer.Option(help="folder with data already there")]
+Source = Annotated[
+    Path | None, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run folder or a .safetensors file of one")
+]
 # How the pages of commands begin, below their title.
 PAGE = "Written by `flatrock "
 # Exit codes of commands that make many things: some failed; all went well, but some were left for the next time.
