@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatrock.reports.style import LINE, MOST_INSIDE, blank, legend
+from flatrock.reports.style import COLOURS, LINE, MARKS, MOST_INSIDE, blank, legend, mark_of
 
 
 @pytest.mark.parametrize("count", [1, MOST_INSIDE])
@@ -41,3 +41,9 @@ def test_many_names_stand_beside_panels_of_the_same_size(count: int) -> None:
     assert not any(box.overlaps(panel.get_window_extent()) for panel in panels)
     mine, theirs = (one[0].get_window_extent().width for one in (panels, others))
     assert mine == pytest.approx(theirs, rel=0.1)
+
+
+def test_a_colour_comes_back_with_another_mark() -> None:
+    several = [(COLOURS[i % len(COLOURS)], mark_of(i)) for i in range(len(COLOURS) * len(MARKS))]
+    assert len(set(several)) == len(several)
+    assert [mark_of(i) for i in range(len(MARKS))] == list(MARKS)

@@ -11,7 +11,7 @@ import numpy as np
 
 from flatrock.core.errors import StateError
 from flatrock.diagnostics.certificate import Certificate
-from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish, legend, line_style
+from flatrock.reports.style import COLOURS, blank, dress, finish, legend, line_style, mark_of
 from flatrock.reports.table import Table, percent
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def draw_certified(
     for i, (name, certificate) in enumerate(certificates.items()):
         _curve(axes, certificate, name, i)
     for i, (name, points) in enumerate((attacked or {}).items()):
-        mark, colour = MARKS[i % len(MARKS)], COLOURS[(len(certificates) + i) % len(COLOURS)]
+        colour = COLOURS[(len(certificates) + i) % len(COLOURS)]
         x, y = zip(*points, strict=True)
         shares = [100 * share for share in y]
-        axes.plot(x, shares, color=colour, linestyle=":", linewidth=1, marker=mark, markersize=4, label=name)
+        axes.plot(x, shares, color=colour, linestyle=":", linewidth=1, marker=mark_of(i), markersize=4, label=name)
         end = max(end, *x)
     for radius in radii:
         axes.axvline(radius, color="0.6", linewidth=0.8, zorder=0)

@@ -14,7 +14,7 @@ from flatrock.core.provenance import devices, origin
 from flatrock.diagnostics.curvature import Curvature
 from flatrock.diagnostics.curvature_record import ADVERSARIAL, CurvatureRecord
 from flatrock.diagnostics.estimate import Estimate, within
-from flatrock.reports.style import COLOURS, MARKS, blank, dress, finish, legend, line_style, radius
+from flatrock.reports.style import COLOURS, blank, dress, finish, legend, line_style, mark_of, radius
 from flatrock.reports.table import Table
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _dots(panel: Axes, records: Sequence[CurvatureRecord], names: Sequence[str],
             [k + shift for k in range(len(names))],
             [e.value for e in estimates],
             yerr=lows,
-            fmt=MARKS[i % len(MARKS)],
+            fmt=mark_of(i),
             color=COLOURS[i % len(COLOURS)],
             markersize=4,
             elinewidth=1,

@@ -10,7 +10,7 @@ import numpy as np
 
 from flatrock.diagnostics.overfit import Study, check_selections
 from flatrock.reports.landscape import STAR, caption, check_alike, spread
-from flatrock.reports.style import MARKS, blank, dress, finish, legend, line_style
+from flatrock.reports.style import blank, dress, finish, legend, line_style, mark_of
 from flatrock.reports.table import Table
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def draw_overfit(studies: Mapping[str, Study], path: Path) -> Path:
         gap.plot(x, [np.nan if r.gap is None else 100 * r.gap for r in study.probed], linewidth=1.6, **style)
         _sharpness(sharp, study, style)
         known = "" if np.isnan(study.correlation) else f" ({study.correlation:+.2f})"
-        mark = MARKS[i % len(MARKS)]
-        cloud.plot(100 * study.pairs[:, 0], study.pairs[:, 1], mark, color=style["color"], markersize=5, alpha=0.8)
-        cloud.plot([], [], mark, color=style["color"], markersize=5, label=f"{starred(name, study)}{known}")
+        dot = mark_of(i)
+        cloud.plot(100 * study.pairs[:, 0], study.pairs[:, 1], dot, color=style["color"], markersize=5, alpha=0.8)
+        cloud.plot([], [], dot, color=style["color"], markersize=5, label=f"{starred(name, study)}{known}")
     first = next(iter(studies.values()))
     where = first.selection.data.replace("_", "-")
     at = f"{first.landscapes[0].axis[-1]:g}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from flatrock.core.errors import StateError
 from flatrock.core.records import Result
 from flatrock.core.rows import WORST
-from flatrock.reports.style import MARKS, blank, dress, finish, legend, line_style
+from flatrock.reports.style import blank, dress, finish, legend, line_style, mark_of
 from flatrock.reports.table import Table, comparison
 
 
@@ -43,7 +43,7 @@ def draw_radii(results: Mapping[str, Result], path: Path, *, name: str) -> Path:
             percent,
             errors,
             label=shown,
-            marker=MARKS[i % len(MARKS)],
+            marker=mark_of(i),
             markersize=4,
             linewidth=1.4,
             **style,

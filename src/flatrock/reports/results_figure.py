@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from flatrock.core.rows import Row
 from flatrock.reports.papers import Papers, Protocol
-from flatrock.reports.style import COLOURS, LETTERS_PER_INCH, MARKS, blank, caption, dress, store
+from flatrock.reports.style import COLOURS, LETTERS_PER_INCH, MARKS, blank, caption, dress, mark_of, store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def _groups(rows: Sequence[Row], papers: Papers) -> tuple[list[Group], list[str]
         left_out += broken
         if points:
             title = protocol.title.split(":")[0].strip("`")
-            groups.append(Group(title, points, COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)], full=True))
+            groups.append(Group(title, points, COLOURS[i % len(COLOURS)], mark_of(i), full=True))
     return groups, left_out
 
 

@@ -47,6 +47,11 @@ def line_style(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[(i // len(COLOURS)) % len(LINES)]}
 
 
+def mark_of(i: int) -> str:
+    """The mark of the i-th of several points; a colour comes back with another one."""
+    return MARKS[(i + i // len(COLOURS)) % len(MARKS)]
+
+
 def colours(count: int) -> Sequence[str]:
     """So many colours that differ: those of the palette, or if it has fewer the hues of a rainbow."""
     if count <= len(COLOURS):
