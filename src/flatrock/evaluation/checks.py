@@ -261,7 +261,7 @@ def check_seen(shared: int, samples: int) -> list[Finding]:
         Finding(
             "E18",
             f"{shared} of the {samples} test samples are in the training set, too",
-            "what was trained on tells little of new samples; leave these out of one of the two sets, and evaluate again",
+            "what was trained on tells little of new samples; leave these out of one of the two sets",
         )
     ]
 
